@@ -61,16 +61,16 @@ class LoadableFile:
     """Where it goes below dist/<target>/."""
 
 
-def check(built: Sequence[LoadableFile], target: str, glibc: str, private: Iterable[Path]) -> list[Finding]:
+def check(files: Sequence[LoadableFile], target: str, glibc: str, private: Iterable[Path]) -> list[Finding]:
     """`private`: folders of this machine whose names must not occur in any file."""
     demands = _demands(target, glibc)
-    places = {file.place for file in built}
+    places = {file.place for file in files}
     # A root such as `/` occurs in every path of the target.
     private = [folder for folder in private if len(folder.parts) > 1]
     return [
-        Finding(f"build-{what}", Severity.ERROR, file.place, message, FIXES[what])
-        for file in built
-        for what, message in _wrong_with(file, target, demands, places, private)
+        Finding(f"build-{rule}", Severity.ERROR, file.place, message, FIXES[rule])
+        for file in files
+        for rule, message in _wrong_with(file, target, demands, places, private)
     ]
 
 
@@ -116,8 +116,8 @@ def _reachable(name: str, target: str, file: LoadableFile, header: elf.Elf, plac
     if file.kind != "runner" or target == "aarch64-android":
         return any(PurePosixPath(place).name == name for place in places)
     folder = posixpath.dirname(file.place)
-    searched = (*header.rpath, *header.runpath)
-    folders = (posixpath.normpath(entry.replace("$ORIGIN", folder, 1)) for entry in searched)
+    entries = (*header.rpath, *header.runpath)
+    folders = (posixpath.normpath(entry.replace("$ORIGIN", folder, 1)) for entry in entries)
     return any(posixpath.normpath(f"{path}/{name}") in places for path in folders)
 
 
@@ -206,14 +206,14 @@ def digests_below(dist: Path, folders: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _remove_others(path: Path, wanted: set[Path]) -> None:
-    """Remove files below `path` that are not in `wanted`, and folders that become empty."""
+def _remove_others(path: Path, files: set[Path]) -> None:
+    """Remove files below `path` that are not in `files`, and folders that become empty."""
     if path.is_dir() and not path.is_symlink():
         for entry in path.iterdir():
-            _remove_others(entry, wanted)
+            _remove_others(entry, files)
         if not any(path.iterdir()):
             path.rmdir()
-    elif path not in wanted:
+    elif path not in files:
         path.unlink(missing_ok=True)
 
 

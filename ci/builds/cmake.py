@@ -122,14 +122,14 @@ class Build:
         self.log.write_text("", encoding="utf-8")
         for project in self.projects:
             # Ninja itself has CMake configure again when a CMake file changed.
-            if configured.get(project.name) != (wanted := self._configured(project)):
+            if configured.get(project.name) != (digest := self._configured(project)):
                 configured.pop(project.name, None)
                 self._record(configured)
                 # It has options of earlier builds, and what a configuring that failed did not find.
                 (project.tree / "CMakeCache.txt").unlink(missing_ok=True)
                 ask(project.tree)
                 self._execute(self.configuring(project))
-                configured[project.name] = wanted
+                configured[project.name] = digest
                 self._record(configured)
             self._execute(self.building(project))
             if project.install:
@@ -170,8 +170,8 @@ class Build:
         return BuildCommand(f"installing {project.name}", command)
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in environ.items() if name not in STEERING}
-        return {**kept, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C.UTF-8", **self.variables}
+        environment = {name: value for name, value in environ.items() if name not in STEERING}
+        return {**environment, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C.UTF-8", **self.variables}
 
     def state(self) -> FolderState:
         if not self.folder.is_dir() or not any(self.folder.iterdir()):
@@ -224,17 +224,17 @@ class Ticker:
         self._tenth = -1
         self._total = 0
 
-    def step(self, done: int, total: int) -> None:
+    def step(self, count: int, total: int) -> None:
         """Set the progress. A smaller total belongs to a project that is built inside this one, and is
         ignored."""
         if total < self._total:
             return
         self._total = total
         if self._bar:
-            self._bar.draw(self._title, done, total, f"{done} of {total}")
-        elif total and done * 10 // total != self._tenth:
-            self._tenth = done * 10 // total
-            print(f"{self._title}: {done} of {total}", file=sys.stderr, flush=True)
+            self._bar.draw(self._title, count, total, f"{count} of {total}")
+        elif total and count * 10 // total != self._tenth:
+            self._tenth = count * 10 // total
+            print(f"{self._title}: {count} of {total}", file=sys.stderr, flush=True)
 
     def end(self, text: str) -> None:
         if self._bar:
@@ -250,22 +250,22 @@ def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, job
     Raises CheckFailed with the first error, or EnvironmentLacking when memory or disk ran out.
     """
     ticker = Ticker(command.title)
-    begun = time.monotonic()
+    start = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8", errors="replace") as out:
         out.write(f"$ {command}\n")
         out.flush()
-        start = out.tell()
-        ended = "interrupted"
+        offset = out.tell()
+        outcome = "interrupted"
         try:
             code = _stream(command, out, environ, ticker)
-            ended = "done" if code == 0 else "failed"
+            outcome = "done" if code == 0 else "failed"
         finally:
-            ticker.end(f"{command.title}: {ended} in {units.seconds(time.monotonic() - begun)}")
+            ticker.end(f"{command.title}: {outcome} in {units.seconds(time.monotonic() - start)}")
     if code != 0:
-        with log.open(encoding="utf-8", errors="replace") as written:
-            written.seek(start)
-            raise failure(command, code, written.read(), log, jobs)
+        with log.open(encoding="utf-8", errors="replace") as stream:
+            stream.seek(offset)
+            raise failure(command, code, stream.read(), log, jobs)
 
 
 def failure(
@@ -284,10 +284,10 @@ def failure(
             output=text,
         )
     error = first_error(text)
-    known = nearest(error)
+    cause = nearest(error)
     return CheckFailed(
-        f"{command.title} failed with exit code {code}:\n{error}" + (f"\n  {known}" if known else ""),
-        fix=f"{known.fix}; the whole log is {log}" if known else f"read {log}",
+        f"{command.title} failed with exit code {code}:\n{error}" + (f"\n  {cause}" if cause else ""),
+        fix=f"{cause.fix}; the whole log is {log}" if cause else f"read {log}",
         output=text,
     )
 
@@ -297,10 +297,10 @@ def first_error(text: str) -> str:
     recognised."""
     lines = text.splitlines()
     at = next((number for number, line in enumerate(lines) if _ERROR.match(line)), -_CONTEXT_LINES)
-    shown = lines[at:]
-    if shown and shown[0].startswith("CMake Error"):
-        shown = [shown[0], *itertools.takewhile(lambda line: line[:1] in ("", " "), shown[1:])]
-    return "\n".join(f"  {line}" for line in shown[:_CONTEXT_LINES] if line.strip())
+    context = lines[at:]
+    if context and context[0].startswith("CMake Error"):
+        context = [context[0], *itertools.takewhile(lambda line: line[:1] in ("", " "), context[1:])]
+    return "\n".join(f"  {line}" for line in context[:_CONTEXT_LINES] if line.strip())
 
 
 def _stream(command: BuildCommand, out: TextIO, environ: Mapping[str, str], ticker: Ticker) -> int:
@@ -364,7 +364,7 @@ class CMakeTarget:
     identity: str
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         return self.kind in get_args(Loaded)
 
 
@@ -392,36 +392,36 @@ def targets(build: Path) -> list[CMakeTarget]:
         ) from error
 
 
-def linked_into(shipped: Iterable[CMakeTarget], known: Iterable[CMakeTarget]) -> list[CMakeTarget]:
+def linked_into(shipped: Iterable[CMakeTarget], candidates: Iterable[CMakeTarget]) -> list[CMakeTarget]:
     """`shipped`, and all targets whose object files went into them."""
-    known = list(known)
-    by_identity = {(target.build, target.identity): target for target in known}
+    candidates = list(candidates)
+    by_identity = {(target.build, target.identity): target for target in candidates}
     by_file: dict[str, list[CMakeTarget]] = {}
-    for target in known:
+    for target in candidates:
         for artifact in target.artifacts:
             by_file.setdefault(artifact.name, []).append(target)
-    found: dict[tuple[Path, str], CMakeTarget] = {}
+    members: dict[tuple[Path, str], CMakeTarget] = {}
     waiting = list(shipped)
     while waiting:
         target = waiting.pop()
-        if found.setdefault((target.build, target.identity), target) is not target:
+        if members.setdefault((target.build, target.identity), target) is not target:
             continue
         # A project that uses the installed libraries of another one names them by their files.
         waiting += [library for name in target.linked for library in by_file.get(name, ())]
         parts = (by_identity.get((target.build, part)) for part in target.parts)
         waiting += [part for part in parts if part is not None and part.kind == "OBJECT_LIBRARY"]
-    return list(found.values())
+    return list(members.values())
 
 
 def files_read(targets_: Iterable[CMakeTarget], dependencies: Mapping[Path, str]) -> Iterator[Path]:
     """The sources of targets, and the headers that their compiling read.
 
     `dependencies`: what `ninja -t deps` prints, by build directory."""
-    wanted = list(targets_)
-    for target in wanted:
+    owners = list(targets_)
+    for target in owners:
         yield from target.sources
     for build, printed in dependencies.items():
-        prefixes = tuple(target.objects for target in wanted if target.build == build)
+        prefixes = tuple(target.objects for target in owners if target.build == build)
         inside = False
         for line in printed.splitlines():
             if line.startswith("    "):
@@ -431,25 +431,25 @@ def files_read(targets_: Iterable[CMakeTarget], dependencies: Mapping[Path, str]
                 inside = line.startswith(prefixes)
 
 
-def _target(found: Mapping[str, Any], source: Path, build: Path) -> CMakeTarget:
-    name, paths = found["name"], found["paths"]
+def _target(reply: Mapping[str, Any], source: Path, build: Path) -> CMakeTarget:
+    name, paths = reply["name"], reply["paths"]
     fragments = [
         word
-        for fragment in found.get("link", {}).get("commandFragments", ())
+        for fragment in reply.get("link", {}).get("commandFragments", ())
         if fragment.get("role") == "libraries"
         for word in shlex.split(fragment["fragment"])
     ]
     return CMakeTarget(
         name=name,
-        kind=found["type"],
+        kind=reply["type"],
         build=build,
         defined_in=source / paths["source"],
-        artifacts=tuple(build / artifact["path"] for artifact in found.get("artifacts", ())),
-        sources=tuple(source / entry["path"] for entry in found.get("sources", ())),
+        artifacts=tuple(build / artifact["path"] for artifact in reply.get("artifacts", ())),
+        sources=tuple(source / entry["path"] for entry in reply.get("sources", ())),
         objects=str(PurePosixPath(paths["build"], "CMakeFiles", f"{name}.dir")) + "/",
         linked=tuple(PurePosixPath(word).name for word in fragments if not word.startswith("-")),
-        parts=tuple(dependency["id"] for dependency in found.get("dependencies", ())),
-        identity=found["id"],
+        parts=tuple(dependency["id"] for dependency in reply.get("dependencies", ())),
+        identity=reply["id"],
     )
 
 

@@ -160,14 +160,14 @@ def plan_of(
     )
 
 
-def find_executorch(named: Path | None, selection: Selection) -> Executorch:
+def find_executorch(folder: Path | None, selection: Selection) -> Executorch:
     """The package that --executorch names, else this Python's, or the store's wheel for another machine."""
-    if named is not None:
-        for root in (named, named / "executorch"):
+    if folder is not None:
+        for root in (folder, folder / "executorch"):
             if (root / CONFIG).is_file():
                 return _package(root.absolute())
         raise EnvironmentLacking(
-            f"--executorch {named}: expected {CONFIG} in it, found none",
+            f"--executorch {folder}: expected {CONFIG} in it, found none",
             fix="name an unpacked executorch wheel",
         )
     if selection.target == DEFAULT_TARGET:
@@ -306,24 +306,24 @@ def _build_and_replace(
         _check(plan, part, files, stage, glibc)
         if not _is_good(stage):
             return {}
-        kept = results.scratch()
-        shutil.copytree(part, kept, dirs_exist_ok=True)
+        copy = results.scratch()
+        shutil.copytree(part, copy, dirs_exist_ok=True)
         replace_build(part, plan.dist)
     if plan.key(results) != key:
         # Something was installed meanwhile: nobody knows which of the two was built.
         sys.stderr.write("the next build starts from the beginning: its files changed while it was built\n")
-        shutil.rmtree(kept)
+        shutil.rmtree(copy)
         return files
-    results.keep(plan.subject, key, {"files": files}, kept)
+    results.keep(plan.subject, key, {"files": files}, copy)
     return files
 
 
 def _check(plan: RunnerPlan, folder: Path, places: Iterable[str], stage: StageRun, glibc: str) -> None:
     private = (ROOT, plan.folder, plan.executorch.root, Path.home())
-    built = [LoadableFile(_kind(place), folder / place, place) for place in places]
-    stage.findings += check(built, plan.target, glibc, private)
+    files = [LoadableFile(_kind(place), folder / place, place) for place in places]
+    stage.findings += check(files, plan.target, glibc, private)
     runner = elf.read(folder / RUNNER)
-    versions = [version for file in built for _, version in elf.read(file.path).versions]
+    versions = [version for file in files for _, version in elf.read(file.path).versions]
     stage.metrics |= {
         "machine": runner.machine_name,
         "interpreter": runner.interpreter,

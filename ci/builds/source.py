@@ -57,8 +57,8 @@ def script(plan: SourcePlan) -> str:
     cmake_build = plan.cmake_build()
     lines += [f"export {name}={quoted(value)}" for name, value in cmake_build.environ({}).items()]
     lines += [f"# {plan.flags_file} has the compilers' flags."]
-    if plan.written:
-        lines += [f"# {plan.source} has links to {plan.tree.root}, and copies of {', '.join(plan.written)}."]
+    if plan.outputs:
+        lines += [f"# {plan.source} has links to {plan.tree.root}, and copies of {', '.join(plan.outputs)}."]
     lines += ["", *map(str, cmake_build.commands())]
     lines += ["", f"# Checked, and put into {plan.dist} with a manifest and a bill of materials:"]
     lines += ["#   programs → bin/, shared libraries → lib/"]
@@ -81,8 +81,8 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
         # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
             floor = options.glibc or load_profile(selection.profile).host["glibc"]
-            built = _put_into_dist(plan, stage, floor, selection)
-            if built and plan.target == DEFAULT_TARGET:
+            good = _put_into_dist(plan, stage, floor, selection)
+            if good and plan.target == DEFAULT_TARGET:
                 put_into_python(plan, stage)
 
 
@@ -91,15 +91,15 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:
         if not plan.flags_file.is_file() or plan.flags_file.read_text(encoding="utf-8") != plan.flags():
             replace_text(plan.flags_file, plan.flags())
         plan.build.mkdir(exist_ok=True)
-        if plan.written:
+        if plan.outputs:
             folders = [project.source for project in plan.recipe.projects]
-            link_with_copies(plan.tree.root, plan.written, plan.source, folders)
+            link_with_copies(plan.tree.root, plan.outputs, plan.source, folders)
 
-    begun = time.monotonic()
+    start = time.monotonic()
     state = plan.cmake_build().run(clean=clean, prepare=prepare)
     stage.metrics |= {
         "rebuilt_because": list(state.reasons),
-        "build_seconds": round(time.monotonic() - begun, 2),
+        "build_seconds": round(time.monotonic() - start, 2),
     }
 
 
@@ -107,13 +107,13 @@ def _put_into_dist(plan: SourcePlan, stage: StageRun, glibc: str, selection: Sel
     """Replace the last build if the files pass every check; returns whether they did."""
     strip = strip_program(plan.build) if plan.build_type == "Release" else ""
     private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
-    built = collect(plan)
+    targets_by_file = collect(plan)
     with part_of(plan.dist) as part:
-        copies = assemble(list(built), part, strip)
+        copies = assemble(list(targets_by_file), part, strip)
         stage.findings += built_files.check(copies, plan.target, glibc, private)
         if any(finding.severity is Severity.ERROR for finding in stage.findings):
             return False
-        describe(plan, copies, built.values(), part, selection.profile)
+        describe(plan, copies, targets_by_file.values(), part, selection.profile)
         replace_build(part, plan.dist)
     files = json.loads((plan.dist / MANIFEST).read_text(encoding="utf-8"))["files"]
     stage.artifacts += [
@@ -145,23 +145,23 @@ def collect(plan: SourcePlan) -> dict[LoadableFile, CMakeTarget]:
 
     Raises CheckFailed for a missing one that the recipe names."""
     foreign = {plan.source / submodule.path for submodule in submodules(plan.tree)}
-    built = {}
+    targets_by_file = {}
     for target in plan.targets():
-        if not target.loaded or foreign.intersection((target.defined_in, *target.defined_in.parents)):
+        if not target.is_loaded or foreign.intersection((target.defined_in, *target.defined_in.parents)):
             continue
         folder = _folder(plan, target)
         for path in target.artifacts:
             if path.is_file():
-                built[LoadableFile(_kind(folder), path, f"{folder}/{path.name}")] = target
-    places = [file.place for file in built]
-    missing = [pattern for pattern in plan.recipe.ships if not fnmatch.filter(places, pattern)]
-    if missing:
-        found = ", ".join(sorted(places)) or "none"
+                targets_by_file[LoadableFile(_kind(folder), path, f"{folder}/{path.name}")] = target
+    places = [file.place for file in targets_by_file]
+    gaps = [pattern for pattern in plan.recipe.ships if not fnmatch.filter(places, pattern)]
+    if gaps:
+        listing = ", ".join(sorted(places)) or "none"
         raise CheckFailed(
-            f"expected the build to make {missing[0]}, found {found}",
+            f"expected the build to make {gaps[0]}, found {listing}",
             fix=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",
         )
-    return dict(sorted(built.items(), key=lambda item: item[0].place))
+    return dict(sorted(targets_by_file.items(), key=lambda item: item[0].place))
 
 
 def _folder(plan: SourcePlan, target: CMakeTarget) -> str:
@@ -179,21 +179,21 @@ def _kind(folder: str) -> Kind:
     return kinds.get(folder, "adaptor")
 
 
-def assemble(built: Sequence[LoadableFile], part: Path, strip: str) -> list[LoadableFile]:
+def assemble(files: Sequence[LoadableFile], part: Path, strip: str) -> list[LoadableFile]:
     """Copy the files to `part` and strip them if `strip` names a program; returns the copies."""
-    moved = []
-    for file in built:
+    copies = []
+    for file in files:
         to = part / file.place
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.path, to)
         to.chmod(0o755)
-        if strip and (done := captured([strip, "--strip-unneeded", str(to)])).returncode != 0:
+        if strip and (run := captured([strip, "--strip-unneeded", str(to)])).returncode != 0:
             raise CheckFailed(
-                f"{strip} failed on {to.name} with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
+                f"{strip} failed on {to.name} with exit code {run.returncode}: {run.stderr.strip()[-300:]}",
                 fix="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
             )
-        moved.append(LoadableFile(file.kind, to, file.place))
-    return moved
+        copies.append(LoadableFile(file.kind, to, file.place))
+    return copies
 
 
 def strip_program(build: Path) -> str:
@@ -209,12 +209,12 @@ def strip_program(build: Path) -> str:
 
 
 def describe(
-    plan: SourcePlan, built: Sequence[LoadableFile], shipped: Iterable[CMakeTarget], part: Path, profile: str
+    plan: SourcePlan, copies: Sequence[LoadableFile], shipped: Iterable[CMakeTarget], part: Path, profile: str
 ) -> None:
     """Write licences, the bill of materials and the manifest beside the files."""
-    files = [_listed(file) for file in built]
-    read = places_read(plan, shipped)
-    copy_licences(plan.tree.root, read, part / LICENCES)
+    files = [_entry_of(file) for file in copies]
+    places = places_read(plan, shipped)
+    copy_licences(plan.tree.root, places, part / LICENCES)
     if plan.toolchain.version:
         # Its C++ library is part of what was linked.
         copy_licences(plan.toolchain.roots[0], {"."}, part / LICENCES / ANDROID_NDK)
@@ -223,7 +223,7 @@ def describe(
     items = [
         bill_item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License"),
         ndk if plan.toolchain.version else compiler,
-        *(submodule_item(submodule) for submodule in _linked(submodules(plan.tree), read)),
+        *(submodule_item(submodule) for submodule in _linked(submodules(plan.tree), places)),
         *(bill_item(file["path"], kind="file", sha256=file["sha256"]) for file in files),
     ]
     commit = plan.tree.commit
@@ -261,7 +261,7 @@ def identity(plan: SourcePlan, profile: str) -> dict[str, object]:
     }
 
 
-def _listed(file: LoadableFile) -> dict[str, Any]:
+def _entry_of(file: LoadableFile) -> dict[str, Any]:
     """A file of dist/<target>/, as the manifest lists it; `build_id` is GNU's, when the linker wrote one."""
     artifact, header = Artifact.of(file.kind, file.path), elf.read(file.path)
     return {
@@ -277,14 +277,14 @@ def _listed(file: LoadableFile) -> dict[str, Any]:
 
 def places_read(plan: SourcePlan, shipped: Iterable[CMakeTarget]) -> set[str]:
     """The files of the tree from which these targets, and all that is linked into them, were compiled."""
-    known = plan.targets()
+    targets = plan.targets()
     dependencies = {
         build: captured([str(plan.ninja.path), "-C", str(build), "-t", "deps"]).stdout
-        for build in {target.build for target in known}
+        for build in {target.build for target in targets}
     }
     roots = [f"{root}/" for root in (plan.source, plan.tree.root, plan.tree.root.resolve())]
     places = set()
-    for path in {os.path.normpath(path) for path in files_read(linked_into(shipped, known), dependencies)}:
+    for path in {os.path.normpath(path) for path in files_read(linked_into(shipped, targets), dependencies)}:
         places |= {path.removeprefix(root) for root in roots if path.startswith(root)}
     return places
 
@@ -300,11 +300,11 @@ def copy_licences(tree: Path, places: Iterable[str], into: Path) -> None:
                 shutil.copyfile(path, to)
 
 
-def _linked(known: Iterable[Submodule], read: Iterable[str]) -> list[Submodule]:
+def _linked(candidates: Iterable[Submodule], places: Iterable[str]) -> list[Submodule]:
     """The submodules with some of the files that were read; of nested ones the inner one has the file."""
-    by_path = {submodule.path: submodule for submodule in known}
+    by_path = {submodule.path: submodule for submodule in candidates}
     paths = set()
-    for place in read:
+    for place in places:
         inner = next((str(parent) for parent in PurePosixPath(place).parents if str(parent) in by_path), None)
         paths |= {inner} if inner else set()
     return [by_path[path] for path in sorted(paths)]

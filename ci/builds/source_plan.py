@@ -86,14 +86,14 @@ class SourcePlan:
         return self.root / "build"
 
     @property
-    def written(self) -> tuple[str, ...]:
+    def outputs(self) -> tuple[str, ...]:
         """Folders of the tree that CMake's builds write into, so CMake gets copies."""
         return tuple(sorted(folder for folder in self.recipe.written if (self.tree.root / folder).is_dir()))
 
     @property
     def source(self) -> Path:
         """The tree as CMake sees it."""
-        return self.root / LINKS / OWN_NAME if self.written else self.tree.root
+        return self.root / LINKS / OWN_NAME if self.outputs else self.tree.root
 
     @property
     def flags_file(self) -> Path:

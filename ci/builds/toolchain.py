@@ -57,17 +57,17 @@ def find_program(*names: str, environ: Mapping[str, str] = os.environ) -> BuildT
             f"{names[0]!r} is not a program on PATH",
             fix="name the program alone, without a launcher or arguments",
         )
-    named, package = " nor ".join(names), PACKAGES.get(Path(names[0]).name)
+    listing, package = " nor ".join(names), PACKAGES.get(Path(names[0]).name)
     raise EnvironmentLacking(
-        f"neither {named} is on PATH" if names[1:] else f"{named} is not on PATH",
-        fix=quoted("apt-get", "install", package) if package else f"install {named} and put it on PATH",
+        f"neither {listing} is on PATH" if names[1:] else f"{listing} is not on PATH",
+        fix=quoted("apt-get", "install", package) if package else f"install {listing} and put it on PATH",
     )
 
 
 def find_compiler(environ: Mapping[str, str] = os.environ) -> BuildTool:
     """CXX if it is set, else g++, else clang++."""
-    named = environ.get("CXX")
-    return find_program(*([named] if named else ["g++", "clang++"]), environ=environ)
+    compiler = environ.get("CXX")
+    return find_program(*([compiler] if compiler else ["g++", "clang++"]), environ=environ)
 
 
 def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
@@ -171,9 +171,9 @@ def ndk(root: Path) -> Toolchain:
 
 def c_compiler_of(cxx: Path) -> Path:
     """The C compiler that belongs to a C++ compiler: beside it, of the same version."""
-    for name, other in _C_OF.items():
+    for name, c_name in _C_OF.items():
         if re.search(rf"(^|-){re.escape(name)}(-\d+)?$", cxx.name):
-            return cxx.with_name(cxx.name.replace(name, other))
+            return cxx.with_name(cxx.name.replace(name, c_name))
     raise EnvironmentLacking(f"{cxx}: no C compiler is known to belong to it", fix="set CC as well as CXX")
 
 

@@ -155,15 +155,15 @@ class SourceTree:
     state: TreeState = field(default_factory=TreeState)
 
 
-def open_tree(root: Path, needed: Collection[str] = ()) -> SourceTree:
-    """`needed`: the submodules that must be there, if this version of the tree has them."""
-    missing = [mark for mark in MARKS if not (root / mark).is_file()]
-    if missing:
+def open_tree(root: Path, paths: Collection[str] = ()) -> SourceTree:
+    """`paths`: the submodules that must be there, if this version of the tree has them."""
+    gaps = [mark for mark in MARKS if not (root / mark).is_file()]
+    if gaps:
         raise EnvironmentLacking(
-            f"{root}: expected an ExecuTorch tree with {missing[0]}, found none",
+            f"{root}: expected an ExecuTorch tree with {gaps[0]}, found none",
             fix="set EXECUTORCH_ROOT to a checkout with its submodules, or unset it to use the store's",
         )
-    empty = [path for path in _submodule_urls(root) if path in needed and not any((root / path).glob("*"))]
+    empty = [path for path in _submodule_urls(root) if path in paths and not any((root / path).glob("*"))]
     if empty:
         outermost = [
             path for path in _own_submodules(root) if any(f"{name}/".startswith(f"{path}/") for name in empty)
@@ -210,10 +210,10 @@ def submodules(tree: SourceTree) -> list[Submodule]:
 def _linked_commits(repository: Path, commit: str) -> dict[str, str]:
     commits = {}
     for line in git_output(repository, "ls-tree", "-r", commit).splitlines():
-        described, _, path = line.partition("\t")
-        mode, _, linked = described.split()
+        description, _, path = line.partition("\t")
+        mode, _, target = description.split()
         if mode == "160000":
-            commits[path] = linked
+            commits[path] = target
     return commits
 
 
@@ -293,8 +293,8 @@ def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profil
     # As ExecuTorch's setup.py does: else Python would find the version of an installed wheel.
     local = ".".join(filter(None, [tree.commit[:7], "changed" if tree.state.changed else ""]))
     version = "+".join(filter(None, [tree.version, local]))
-    stated = f"__version__ = {version!r}\ngit_version = {tree.commit!r}\n"
-    (part / OWN_NAME / VERSION).write_text(stated, encoding="utf-8")
+    text = f"__version__ = {version!r}\ngit_version = {tree.commit!r}\n"
+    (part / OWN_NAME / VERSION).write_text(text, encoding="utf-8")
     metadata = part / f"{OWN_NAME}-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: {OWN_NAME}\nVersion: {version}\n", encoding="utf-8")
@@ -309,11 +309,11 @@ def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str
         (into / folder).mkdir(parents=True, exist_ok=True)
         entries = (tree / folder).iterdir() if (tree / folder).is_dir() else ()
         places = {str(path.relative_to(tree)) for path in entries if path.name != REPOSITORY}
-        wanted = {place for place in places if place not in folders and not without(place)}
+        links = {place for place in places if place not in folders and not without(place)}
         for path in (into / folder).iterdir():
-            if path.is_symlink() and str(path.relative_to(into)) not in wanted:
+            if path.is_symlink() and str(path.relative_to(into)) not in links:
                 path.unlink()
-        for place in wanted:
+        for place in links:
             link = into / place
             if not link.is_symlink() or link.readlink() != tree / place:
                 _remove(link)

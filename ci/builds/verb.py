@@ -95,9 +95,9 @@ class SourceBuild:
         from provisioning.base.stage_run import StageRun
         from provisioning.python_environments import PythonEnvironments, environments_folder
 
-        for named in args.target or ():
-            if named != self.target:
-                raise UsageError(f"{self.name} builds for {self.target}, not for {named}")
+        for target in args.target or ():
+            if target != self.target:
+                raise UsageError(f"{self.name} builds for {self.target}, not for {target}")
         options = BuildOptions(
             executorch=args.executorch,
             build_type=args.build_type,

@@ -47,16 +47,16 @@ SMOKE = "import executorch.backends.qualcomm.python.PyQnnManagerAdaptor"
 def build(plan: SourcePlan, stage: StageRun, environments: PythonEnvironments) -> None:
     """Build the wheel of a copy of the tree, check it, and make an environment that has it."""
     with alone_in(plan.root, "wheel"), alone_in(plan.dist, "dist"):
-        wheel = _built(plan, environments)
+        wheel = _build_wheel(plan, environments)
         lacking = list(lacks(wheel))
         if lacking:
             raise CheckFailed("\n".join(lacking), fix=f"read {_log(plan)}")
         stage.artifacts.append(Artifact.of("wheel", wheel))
         home = plan.dist / ENVIRONMENTS / NAME
         python = environments.extended(NAME, home, [str(wheel)])
-        done = captured([python, "-c", SMOKE], env={**os.environ, **_variables(plan, python)}, cwd=plan.dist)
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["it was killed"])[-1]
+        run = captured([python, "-c", SMOKE], env={**os.environ, **_variables(plan, python)}, cwd=plan.dist)
+        if run.returncode:
+            reason = (run.stderr.strip().splitlines() or ["it was killed"])[-1]
             raise CheckFailed(
                 f"{wheel.name} was built, and its adaptor cannot be imported in {home}: {reason}",
                 fix="build a tree whose torch is the one of manifests/locks/executorch.txt",
@@ -78,14 +78,14 @@ def lacks(wheel: Path) -> Iterator[str]:
     """Why a wheel cannot be used for QNN, or not be passed on."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for what, pattern in NEEDED.items():
+    for part, pattern in NEEDED.items():
         if not any(re.fullmatch(pattern, name) for name in names):
-            yield f"{wheel.name}: it has no {pattern}, {what}"
+            yield f"{wheel.name}: it has no {pattern}, {part}"
     if vendors := [name for name in names if name.startswith(VENDORS)]:
         yield f"{wheel.name}: it holds {vendors[0]} of Qualcomm's SDK"
 
 
-def _built(plan: SourcePlan, environments: PythonEnvironments) -> Path:
+def _build_wheel(plan: SourcePlan, environments: PythonEnvironments) -> Path:
     """ExecuTorch's setup.py writes into its tree, so it gets a copy."""
     place, folder = plan.root / WHEELS / NAME, plan.dist / WHEELS
     setup = plan.tree.root / "setup.py"
