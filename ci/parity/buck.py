@@ -129,8 +129,8 @@ def lists(tree: Tree, path: str) -> dict[str, str]:
 
     module, text = starlark.Module(), tree.read(path)
     try:
-        parsed = starlark.parse(path, text, starlark.Dialect.extended())
-        starlark.eval(module, parsed, starlark.Globals.standard())
+        program = starlark.parse(path, text, starlark.Dialect.extended())
+        starlark.eval(module, program, starlark.Globals.standard())
     except starlark.StarlarkError as error:
         raise CheckFailed(f"cannot evaluate {path}: {_why(str(error))}", fix=f"correct {path}") from error
     values = {name: module[name] for name in re.findall(r"^(\w+) =", text, re.MULTILINE)}
@@ -156,7 +156,7 @@ class _Evaluation:
         self.by_variant = self.by_builder = False
         """Whether the current package depends on the variant, and on who builds."""
         self.package = ""
-        self.loaded: dict[str, object] = {}
+        self.modules: dict[str, object] = {}
         """Modules of the current package by path or label: macros know the package that calls them."""
         self.stand_ins: dict[tuple[str, ...], Any] = {}
         """Stand-ins by content; these know no package."""
@@ -172,7 +172,7 @@ class _Evaluation:
         self.selected, self.builder = variant.select, builder
         self.by_variant = self.by_builder = False
         self.side = Side(packages={package})
-        self.loaded = {}
+        self.modules = {}
         own = [name for name in self.rules.files if posixpath.join(package, name) in self.tree.files]
         for name in own:
             path = posixpath.join(package, name)
@@ -189,7 +189,7 @@ class _Evaluation:
         """Release the interpreter's modules, which hold our functions where the garbage collector does not
         look."""
         self.prelude = None
-        self.loaded = {}
+        self.modules = {}
         self.stand_ins = {}
 
     def _guarded(self, path: str, text: str) -> None:
@@ -205,13 +205,13 @@ class _Evaluation:
         names = [*_GLOBALS]
         if posixpath.basename(path) in self.rules.files:
             # A .bzl file reaches the rules through `native` alone.
-            loaded = {name for _, names in loads(text) for name in names}
-            names += [name for name in self._rule_names if name not in loaded]
+            imports = {name for _, names in loads(text) for name in names}
+            names += [name for name in self._rule_names if name not in imports]
         first = f"load({', '.join(json.dumps(name) for name in (_PRELUDE, *names))})\n"
-        parsed = self.sl.parse(path, first + text, self._dialect)
+        program = self.sl.parse(path, first + text, self._dialect)
         self.open.append(path)
         try:
-            self.sl.eval(module, parsed, self.globals, self.sl.FileLoader(self._load))
+            self.sl.eval(module, program, self.globals, self.sl.FileLoader(self._load))
         finally:
             self.open.pop()
         return module.freeze()
@@ -239,16 +239,16 @@ class _Evaluation:
             raise LookupError(f"{label} is {path}, which is being loaded already")
         if path not in self.tree.files:
             raise LookupError(f"{label} is {path}, which does not exist")
-        if path not in self.loaded:
+        if path not in self.modules:
             try:
-                self.loaded[path] = self._module(path, self.tree.read(path))
+                self.modules[path] = self._module(path, self.tree.read(path))
             except self.sl.StarlarkError as error:
                 if path.startswith(self.roots):
                     raise
-                self.loaded[path] = f"and {path} cannot be evaluated: {_why(str(error))}"
-        if isinstance(why := self.loaded[path], str):
+                self.modules[path] = f"and {path} cannot be evaluated: {_why(str(error))}"
+        if isinstance(why := self.modules[path], str):
             return self._frozen(label, self._undefined(label, why=why))
-        return self.loaded[path]
+        return self.modules[path]
 
     @property
     def _rule_names(self) -> tuple[str, ...]:
@@ -289,14 +289,14 @@ class _Evaluation:
                 return normal(posixpath.join(begins, folder[len(prefix) :].lstrip("/")))
         return None
 
-    def _undefined(self, label: str, known: Iterable[str] = (), why: str = _OUTSIDE) -> list[str]:
+    def _undefined(self, label: str, definitions: Iterable[str] = (), why: str = _OUTSIDE) -> list[str]:
         """Functions that fail when they are called, for undefined names: a name that is loaded and not used
         does no harm.
 
         Raises LookupError if one is used as anything else."""
         text = self.tree.read(self.open[-1])
-        names = {own: name for loaded, names in loads(text) if loaded == label for own, name in names.items()}
-        lacking = {own: name for own, name in names.items() if name not in known}
+        names = {own: name for origin, names in loads(text) if origin == label for own, name in names.items()}
+        lacking = {own: name for own, name in names.items() if name not in definitions}
         if values := lacking.keys() & used_as_values(text):
             raise LookupError(f"{min(values)} comes from {label}, {why}")
         return [
@@ -328,8 +328,8 @@ class _Evaluation:
         if key not in self.stand_ins:
             lines = [f'load("{_PRELUDE}", {", ".join(map(json.dumps, names))})', *lines]
             module = self.sl.Module()
-            parsed = self.sl.parse(label, "\n".join(lines) + "\n", self._dialect)
-            self.sl.eval(module, parsed, self.globals, self.sl.FileLoader(self._load))
+            program = self.sl.parse(label, "\n".join(lines) + "\n", self._dialect)
+            self.sl.eval(module, program, self.globals, self.sl.FileLoader(self._load))
             self.stand_ins[key] = module.freeze()
         return self.stand_ins[key]
 
@@ -441,9 +441,9 @@ class _Evaluation:
             return
         if target.standard is None and kind.startswith("cxx_"):
             target.standard = self._default_standard
-        known = self.side.libraries.setdefault(target.name, target)
-        if _same(known) != _same(target):
-            why = f"{target.name} is declared again, and otherwise than in {known.place}"
+        declaration = self.side.libraries.setdefault(target.name, target)
+        if _same(declaration) != _same(target):
+            why = f"{target.name} is declared again, and otherwise than in {declaration.place}"
             self._not_understood(place, target.name, why)
 
     def _record_rule(self, rule: Target, arguments: dict[str, object], stack: str) -> None:
@@ -476,7 +476,7 @@ class _Evaluation:
             for path in self._elements(library, attribute, value):
                 self._add_file(library, path, stack, into=self.side.resources)
         elif attribute == "link_whole":
-            library.whole = self._place_of_attribute(library, attribute) if value else None
+            library.archive = self._place_of_attribute(library, attribute) if value else None
         elif attribute == "platforms":
             names = value if isinstance(value, (list, tuple)) else [value] if value else []
             library.platforms = tuple(map(str, names))
@@ -507,8 +507,8 @@ class _Evaluation:
             else:
                 yield text
 
-    def _not_understood(self, place: TreePlace, what: str, why: str) -> None:
-        self.side.troubles.append(NotEvaluated(place, what, why))
+    def _not_understood(self, place: TreePlace, construct: str, why: str) -> None:
+        self.side.troubles.append(NotEvaluated(place, construct, why))
 
     def _place_of_attribute(self, library: Target, attribute: str) -> TreePlace:
         """The first line that names it, from the library's name on."""
@@ -541,7 +541,7 @@ class _Evaluation:
         if full in self.tree.files:
             (library.files if into is None else into).append(item)
         else:
-            self.side.missing.append(item)
+            self.side.missing_files.append(item)
 
     def _label(self, label: str) -> str:
         folder, colon, name = label.partition("[")[0].partition(":")
@@ -586,8 +586,8 @@ class _Evaluation:
 
 def _why(text: str) -> str:
     """An interpreter's error without its frames."""
-    says = _ERROR_SAYS.search(text)
-    return _WRAPPED.sub("", says["says"] if says else text.strip())
+    match = _ERROR_SAYS.search(text)
+    return _WRAPPED.sub("", match["says"] if match else text.strip())
 
 
 @lru_cache(maxsize=64)

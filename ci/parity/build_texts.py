@@ -21,7 +21,7 @@ class Literal:
 
 
 @lru_cache(maxsize=256)
-def _parsed(text: str) -> ast.Module:
+def _syntax(text: str) -> ast.Module:
     """Starlark's syntax is Python's. A text with another is empty here: the interpreter reports it."""
     try:
         return ast.parse(text)
@@ -32,7 +32,7 @@ def _parsed(text: str) -> ast.Module:
 @lru_cache(maxsize=256)
 def literals(text: str) -> Sequence[Literal]:
     """String literals in the text's order."""
-    nodes = [*ast.walk(_parsed(text))]
+    nodes = [*ast.walk(_syntax(text))]
     within = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     strings = [
         node
@@ -45,7 +45,7 @@ def literals(text: str) -> Sequence[Literal]:
 
 def loads(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """The labels that a text loads from, each with the names: here, and in the file that is loaded."""
-    for node in ast.walk(_parsed(text)):
+    for node in ast.walk(_syntax(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load":
             words = [(str(word.arg), word.value) for word in node.keywords]
             renamed = {own: str(name.value) for own, name in words if isinstance(name, ast.Constant)}
@@ -56,7 +56,7 @@ def loads(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 def used_as_values(text: str) -> set[str]:
     """Names that a text uses otherwise than to call them."""
-    nodes = [*ast.walk(_parsed(text))]
+    nodes = [*ast.walk(_syntax(text))]
     called = {node.func for node in nodes if isinstance(node, ast.Call)}
     return {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}
 
@@ -229,20 +229,20 @@ class Expressions:
         return self._value(name, parameters), position + 1
 
     def _value(self, name: str, parameters: list[str]) -> str:
-        joined = ",".join(parameters)
+        text = ",".join(parameters)
         if name in ("0", "INSTALL_INTERFACE"):
             return ""
         if name in ("1", "BUILD_INTERFACE", "LINK_ONLY", "BUILD_LOCAL_INTERFACE"):
-            return joined
-        known: dict[str, Callable[[], bool]] = {
-            "BOOL": lambda: truth(joined) == "1",
-            "NOT": lambda: joined == "0",
+            return text
+        predicates: dict[str, Callable[[], bool]] = {
+            "BOOL": lambda: truth(text) == "1",
+            "NOT": lambda: text == "0",
             "AND": lambda: all(parameter == "1" for parameter in parameters),
             "OR": lambda: any(parameter == "1" for parameter in parameters),
             "STREQUAL": lambda: parameters[0] == parameters[1],
             "EQUAL": lambda: int(parameters[0]) == int(parameters[1]),
             "IN_LIST": lambda: parameters[0] in ",".join(parameters[1:]).split(";"),
-            "TARGET_EXISTS": lambda: self.is_target(joined),
+            "TARGET_EXISTS": lambda: self.is_target(text),
             "COMPILE_LANG_AND_ID": lambda: (
                 self._value("COMPILE_LANGUAGE", parameters[:1]) == "1"
                 and self._value(f"{parameters[0]}_COMPILER_ID", parameters[1:]) == "1"
@@ -251,10 +251,10 @@ class Expressions:
         try:
             if name == "IF":
                 return parameters[1] if parameters[0] == "1" else ",".join(parameters[2:])
-            if name in known:
-                return "1" if known[name]() else "0"
+            if name in predicates:
+                return "1" if predicates[name]() else "0"
         except (IndexError, ValueError) as error:
-            raise Unevaluable(f"$<{name}:{joined}> ({error})") from error
+            raise Unevaluable(f"$<{name}:{text}> ({error})") from error
         if name in _VARIABLES:
             value = self.variables.get(_VARIABLES[name])
             if value is None:
@@ -266,13 +266,13 @@ class Expressions:
             "SEMICOLON": ";",
             "COMMA": ",",
             "ANGLE-R": ">",
-            "LOWER_CASE": joined.lower(),
-            "UPPER_CASE": joined.upper(),
+            "LOWER_CASE": text.lower(),
+            "UPPER_CASE": text.upper(),
         }
         if name in constants:
             return constants[name]
         if name in ("LINK_LIBRARY", "LINK_GROUP"):
             return ";".join(parameters[1:])
         if name == "TARGET_NAME_IF_EXISTS":
-            return joined if self.is_target(joined) else ""
-        raise Unevaluable(f"$<{name}{':' + joined if parameters else ''}>")
+            return text if self.is_target(text) else ""
+        raise Unevaluable(f"$<{name}{':' + text if parameters else ''}>")

@@ -103,17 +103,17 @@ class _Everything:
 
     def _files(self) -> None:
         targets = [target for side in self.sides for target in (*side.libraries.values(), *side.rules)]
-        known = {item.name for target in targets for item in target.files}
-        known |= {item.name for side in self.sides for item in side.resources}
+        names = {item.name for target in targets for item in target.files}
+        names |= {item.name for side in self.sides for item in side.resources}
         unknown = [
             path
             for root in self.scope.roots
             for path in sorted(self.tree.under(root))
-            if path not in known
+            if path not in names
             and path.endswith(self.scope.suffixes)
             and not any(path.startswith(f"{package}/") for package in self.failed)
         ]
-        self._unknown_modules([path for path in unknown if is_python(path)], known)
+        self._unknown_modules([path for path in unknown if is_python(path)], names)
         other_builds = self._other_builds({folder for side in self.sides for folder in side.packages})
         libraries = [library for side in self.cmakes for library in side.libraries.values()]
         included = first_places(
@@ -127,7 +127,7 @@ class _Everything:
                 _has(text, folder, path) for folder, text in other_builds.items()
             ):
                 self.report("parity-unknown-file", TreePlace(path, 1), path, _TREE)
-        self._listed(known)
+        self._listings(names)
 
     def _other_builds(self, evaluated: set[str]) -> dict[str, str]:
         """The texts of build files that nothing evaluated, such as a Makefile of an example, by directory."""
@@ -139,23 +139,23 @@ class _Everything:
             and (folder := posixpath.dirname(path)) not in evaluated
         }
 
-    def _listed(self, known: set[str]) -> None:
+    def _listings(self, names: set[str]) -> None:
         for position, entry in enumerate(self.mapping.listed):
             files = [path for path in self.tree.under(entry.folder) if path.endswith(entry.suffixes)]
             if not files:
                 self.findings.report_stale("listed", position, entry.folder, "it holds no such file")
             for path in files:
-                if path not in known and posixpath.basename(path) not in entry.without_code:
+                if path not in names and posixpath.basename(path) not in entry.without_code:
                     place, words = TreePlace(path, 1), {"build": entry.build}
                     self.report("parity-unknown-file", place, path, _TREE, words, case="listed")
 
-    def _unknown_modules(self, unknown: list[str], known: set[str]) -> None:
+    def _unknown_modules(self, unknown: list[str], names: set[str]) -> None:
         """Only Buck lists Python files.
 
         A module that it does not list, in a folder with listed ones, was forgotten. A package with no listed
         module is one finding."""
         rule = "parity-unknown-file"
-        modules = [path for path in known if is_python(path)]
+        modules = [path for path in names if is_python(path)]
         peopled = {"", *(folder for path in modules for folder in _folders(path))}
         listed_folders = {posixpath.dirname(path) for path in modules}
         packages: dict[str, list[str]] = {}
@@ -183,8 +183,8 @@ class _Everything:
         """The files that code is generated from, and by which program with which flags."""
         in_buck, in_cmake = self._by_schema(self.bucks), self._by_schema(self.cmakes)
 
-        def report(rule: Target, what: str, path: str, has: str, how: str) -> None:
-            self.report("parity-schema-differs", rule.place, what, path, {"has": has, "how": how})
+        def report(rule: Target, subject: str, path: str, has: str, contrast: str) -> None:
+            self.report("parity-schema-differs", rule.place, subject, path, {"has": has, "how": contrast})
 
         for path in sorted(in_buck.keys() | in_cmake.keys()):
             one, other = in_buck.get(path), in_cmake.get(path)
@@ -201,8 +201,8 @@ class _Everything:
             buck_flags, cmake_flags = _flags(one), _flags(other)
             for flag in sorted(buck_flags ^ cmake_flags):
                 sides = has_and_lacks(flag in buck_flags)
-                how = f" with {flag}, {sides['lacks']} without"
-                report(one if flag in buck_flags else other, flag, path, sides["has"], how)
+                contrast = f" with {flag}, {sides['lacks']} without"
+                report(one if flag in buck_flags else other, flag, path, sides["has"], contrast)
             if one.command[:1] != other.command[:1]:
                 report(one, path, path, "Buck", f" by {one.command[0]}, and CMake by {other.command[0]}")
 
@@ -212,8 +212,8 @@ class _Everything:
         for side in sides:
             files = {rule.name: rule.files for rule in side.rules}
             for rule in side.rules if suffixes else ():
-                read = (item for label in rule.dependencies for item in files.get(label.name, ()))
-                for item in (*rule.files, *read) if rule.command else ():
+                inputs = (item for label in rule.dependencies for item in files.get(label.name, ()))
+                for item in (*rule.files, *inputs) if rule.command else ():
                     if item.name.endswith(suffixes):
                         rules[item.name] = rule
         return rules
@@ -249,10 +249,10 @@ class _Everything:
                 self.report(rule, use.place, use.pattern, use.place.file)
 
     def _alone(self) -> None:
-        known = {name for side in self.sides for name in side.libraries}
+        libraries = {name for side in self.sides for name in side.libraries}
         for position, alone in enumerate(self.mapping.alone if not self.findings.incomplete else ()):
             for name in (*alone.buck, *alone.cmake):
-                if not any(fnmatchcase(library, name) for library in known):
+                if not any(fnmatchcase(library, name) for library in libraries):
                     self.findings.report_stale("alone", position, name, "no build declares it")
 
 

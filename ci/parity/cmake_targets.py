@@ -53,8 +53,8 @@ _OF_CALLS = re.compile(r"ARG[CNV]\d*|CMAKE_MATCH_\w+|CMAKE_(?:CURRENT|PARENT)_\w
 
 def evaluate(tree: Tree, projects: Sequence[ConfigureInput]) -> list[Side]:
     """CMake's side, for each project."""
-    done = traces(tree, projects)
-    return [_Reader(tree, project, trace).side() for project, trace in zip(projects, done, strict=True)]
+    results = traces(tree, projects)
+    return [_Reader(tree, project, trace).side() for project, trace in zip(projects, results, strict=True)]
 
 
 class _Reader:
@@ -62,11 +62,11 @@ class _Reader:
         self.tree, self.project, self.trace = tree, project, trace
         self.texts = {event.file: tree.read(event.file) for event in trace.events}
         self.commands = {file: by_line(text) for file, text in self.texts.items()}
-        self.result = Side(troubles=list(trace.troubles), stopped=not trace.ended)
+        self.result = Side(troubles=list(trace.troubles), stopped=not trace.complete)
         self.result.packages = {posixpath.dirname(file) for file in self.texts}
         self.naming: dict[str, list[ExecutedCommand]] = {}
         """Events by the elements of their arguments; files and directories by their paths."""
-        self.written: dict[str, list[TreePlace]] = {}
+        self.word_places: dict[str, list[TreePlace]] = {}
         """Where the last part of a path, or another word, was stored in a variable."""
         self.generated: set[str | None] = set()
         self.aliases: dict[str, str] = {}
@@ -98,7 +98,7 @@ class _Reader:
         for event in self.trace.events:
             library = self.result.libraries.get(event.args[0]) if event.args else None
             if event.command in _WHOLE and library is not None:
-                library.whole = library.whole or event.place
+                library.archive = library.archive or event.place
         for trouble in unknowns(self.trace, self.project, self.texts):
             self._trouble(trouble)
         return self.result
@@ -119,7 +119,7 @@ class _Reader:
         for word in command.words:
             for piece in re.split(r"[;/\s]", word.literal):
                 if piece:
-                    self.written.setdefault(piece, []).append(TreePlace(event.file, word.line))
+                    self.word_places.setdefault(piece, []).append(TreePlace(event.file, word.line))
 
     def _place(self, target: str, element: str, text: str) -> TreePlace:
         """Where a target got a value: the line that names it, if there is one."""
@@ -142,7 +142,7 @@ class _Reader:
     def _writing(self, path: str) -> TreePlace | None:
         """Where a file's name, or its stem, was written: of several places the one nearest to the file."""
         last = path.rpartition("/")[2]
-        places = self.written.get(last) or self.written.get(posixpath.splitext(last)[0]) or []
+        places = self.word_places.get(last) or self.word_places.get(posixpath.splitext(last)[0]) or []
         return max(places, key=lambda place: len(posixpath.commonprefix((place.file, path))), default=None)
 
     def _place_of_flag(self, target: str, flag: str) -> TreePlace:
@@ -211,7 +211,7 @@ class _Reader:
         if path in self.tree.files:
             library.files.append(item)
         elif path not in self.generated:
-            self.result.missing.append(item)
+            self.result.missing_files.append(item)
 
     def _standard(self, target: Mapping[str, str]) -> NamedItem | None:
         """The newest standard that is requested anywhere, as CMake decides."""
@@ -264,20 +264,20 @@ class _Reader:
             text = f"{text};{piece}" if text else piece
             if text.count("$<") > text.count(">"):
                 continue
-            whole, text = text, ""
-            if re.fullmatch(r"\$<TARGET_OBJECTS:[^<>]+>", whole) or (
-                not linking and whole.startswith("$<LINK_ONLY:")
+            original, text = text, ""
+            if re.fullmatch(r"\$<TARGET_OBJECTS:[^<>]+>", original) or (
+                not linking and original.startswith("$<LINK_ONLY:")
             ):
                 continue
             try:
-                values = self._values(whole) if "$<" in whole else split(whole)
+                values = self._values(original) if "$<" in original else split(original)
             except Unevaluable as error:
                 if name.endswith("INCLUDE_DIRECTORIES"):
                     continue  # Those of the tree are plain paths; others are of other projects.
-                place = self._place(target["NAME"], whole, whole)
-                self._trouble(NotEvaluated(place, plain(whole), f"{target['NAME']} needs {error}"))
+                place = self._place(target["NAME"], original, original)
+                self._trouble(NotEvaluated(place, plain(original), f"{target['NAME']} needs {error}"))
                 continue
-            elements += [(element, whole) for element in values if element and UNKNOWN not in element]
+            elements += [(element, original) for element in values if element and UNKNOWN not in element]
         if text:
             place = self._place(target["NAME"], text, text)
             self._trouble(NotEvaluated(place, plain(text), "a generator expression is not closed"))
@@ -323,9 +323,9 @@ class _Reader:
             else:
                 matched = set(self.tree.match(path))
             for file in matched:
-                self.written.setdefault(posixpath.basename(file), []).append(event.place)
-            shown = pattern.removeprefix(f"{SOURCE}/")
-            self.result.globs.append(Glob(shown, event.folder, event.place, frozenset(matched)))
+                self.word_places.setdefault(posixpath.basename(file), []).append(event.place)
+            text = pattern.removeprefix(f"{SOURCE}/")
+            self.result.globs.append(Glob(text, event.folder, event.place, frozenset(matched)))
 
     def _custom_command(self, event: ExecutedCommand) -> None:
         parts: list[tuple[str, list[str]]] = []
@@ -341,11 +341,11 @@ class _Reader:
         self.generated |= {in_tree(name, event.folder) for name in elements_of("OUTPUT", "BYPRODUCTS")}
         working = elements_of("WORKING_DIRECTORY")
         folders = [event.folder, *(in_tree(folder, event.folder) or "" for folder in working)]
-        needed, name = elements_of("DEPENDS", "IMPLICIT_DEPENDS"), ";".join(elements_of("OUTPUT"))
+        inputs, name = elements_of("DEPENDS", "IMPLICIT_DEPENDS"), ";".join(elements_of("OUTPUT"))
         for kind, elements in parts:
             if kind == "COMMAND" and elements:
                 rule = Target(name, event.command, event.place, event.folder)
-                rule.files = [*dict(self._inputs([*needed, *elements], folders, event)).values()]
+                rule.files = [*dict(self._inputs([*inputs, *elements], folders, event)).values()]
                 program = re.sub(r"^\$<TARGET_FILE:([^<>]+)>$", r"\1", elements[0])
                 rule.command = tuple(map(plain, (program, *elements[1:])))
                 self.result.rules.append(rule)
@@ -363,7 +363,7 @@ class _Reader:
                 if existing:
                     yield path, item
                 elif path.endswith((*SCHEMAS, ".yaml")) and path not in self.generated:
-                    self.result.missing.append(item)
+                    self.result.missing_files.append(item)
 
 
 def split(value: str) -> list[str]:
@@ -391,7 +391,7 @@ def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) ->
     """`texts` are those of the files that ran."""
     tainted = set(trace.unknown)
     own_names = _assigned(trace, texts)
-    known = own_names | trace.variables
+    names = own_names | trace.variables
     fixed = {name: value for name, value in project.variables.items() if name not in own_names}
     lines = {file: by_line(text) for file, text in texts.items()}
     targets = project.targets | {
@@ -419,14 +419,14 @@ def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) ->
                 yield _trouble(event, command, "it rests on what only a configure step knows")
             continue
         if condition:
-            why = next(_unsure(event, command, known, tainted, targets, project), "")
+            why = next(_unsure(event, command, names, tainted, targets, project), "")
             if why:
                 yield _trouble(event, command, why)
         elif event.command.startswith(("add_", "target_")) and event.command not in _HARMLESS:
-            for name in _unset(command, known):
-                what = f"${{{name}}}"
-                why = f"{event.command}() reads {what}, which no file and no variable of the mapping sets"
-                yield NotEvaluated(event.place, what, why)
+            for name in _unset(command, names):
+                variable = f"${{{name}}}"
+                why = f"{event.command}() reads {variable}, which no file and no variable of the mapping sets"
+                yield NotEvaluated(event.place, variable, why)
         elif event.command == "list" and not tainted.isdisjoint(event.args[1:2]) and not _hands_on(event):
             yield _trouble(event, command, "it rests on what only a configure step knows")
 
@@ -457,41 +457,41 @@ def _reads_environment(command: CMakeCommand, project: ConfigureInput) -> bool:
 def _assigned(trace: Trace, texts: Mapping[str, str]) -> set[str]:
     """Every name that any command could set, in whichever branch: a missed name is worse than one too
     many."""
-    known: set[str] = set()
-    written = [command for text in texts.values() for command in commands(text)]
-    words = [(command.name, tuple(word.text for word in command.words)) for command in written]
+    names: set[str] = set()
+    statements = [command for text in texts.values() for command in commands(text)]
+    words = [(command.name, tuple(word.text for word in command.words)) for command in statements]
     for name, args in (*((event.command, event.args) for event in trace.events), *words):
         if name not in _CONDITIONS and not name.startswith(("add_", "target_")):
-            known.update(args)
+            names.update(args)
         if name == "project" and args:
-            known |= {f"{args[0]}_SOURCE_DIR", f"{args[0]}_BINARY_DIR", "PROJECT_NAME"}
+            names |= {f"{args[0]}_SOURCE_DIR", f"{args[0]}_BINARY_DIR", "PROJECT_NAME"}
         elif name == "cmake_parse_arguments":
             # With or without a value, these are set.
-            known |= {f"{prefix}_" for prefix in (args[2:3] if args[:1] == ("PARSE_ARGV",) else args[:1])}
-    return known
+            names |= {f"{prefix}_" for prefix in (args[2:3] if args[:1] == ("PARSE_ARGV",) else args[:1])}
+    return names
 
 
-def _is_known(name: str, known: set[str]) -> bool:
-    if name in known or _OF_CALLS.fullmatch(name):
+def _is_known(name: str, names: set[str]) -> bool:
+    if name in names or _OF_CALLS.fullmatch(name):
         return True
-    return any(f"{name[:end]}_" in known for end in (at.start() for at in re.finditer("_", name)))
+    return any(f"{name[:end]}_" in names for end in (at.start() for at in re.finditer("_", name)))
 
 
-def _unset(command: CMakeCommand, known: set[str]) -> list[str]:
-    names = (name for word in command.words for name in word.variables)
-    return list(dict.fromkeys(name for name in names if not _is_known(name, known)))
+def _unset(command: CMakeCommand, names: set[str]) -> list[str]:
+    variables = (name for word in command.words for name in word.variables)
+    return list(dict.fromkeys(name for name in variables if not _is_known(name, names)))
 
 
 def _unsure(
     event: ExecutedCommand,
     command: CMakeCommand,
-    known: set[str],
+    names: set[str],
     tainted: set[str],
     targets: Iterable[str],
     project: ConfigureInput,
 ) -> Iterator[str]:
     """Why the answer of a condition cannot be relied on."""
-    for name in _unset(command, known):
+    for name in _unset(command, names):
         yield f"it reads ${{{name}}}, which no file and no variable of the mapping sets"
     before = ""
     for position, word in enumerate(command.words):
@@ -508,7 +508,7 @@ def _unsure(
         elif word.plain and _NAME.fullmatch(text) and not _is_word(text) and after != "IN_LIST":
             if text in tainted:
                 yield f"the value of {text} is for a configure step to find out"
-            elif not _is_known(text, known):
+            elif not _is_known(text, names):
                 yield f"it reads {text}, which no file and no variable of the mapping sets"
         before = text if word.plain else ""
     for kind, arg in zip(event.args, event.args[1:], strict=False):

@@ -142,14 +142,14 @@ class Trace:
     unknown: set[str] = field(default_factory=set)
     """Names that got UNKNOWN in answer to a question about the machine."""
     troubles: list[NotEvaluated] = field(default_factory=list)
-    ended: bool = False
+    complete: bool = False
 
 
 def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
     """One for each project, configured side by side."""
-    missing = [entry for project in projects for entry in project.entries if entry not in tree.files]
-    if missing:
-        trouble = NotEvaluated(TreePlace(missing[0], 1), missing[0], "the file does not exist")
+    gaps = [entry for project in projects for entry in project.entries if entry not in tree.files]
+    if gaps:
+        trouble = NotEvaluated(TreePlace(gaps[0], 1), gaps[0], "the file does not exist")
         return tuple(Trace(troubles=[trouble]) for _ in projects)
     # Of the rest of the tree CMake gets what it asks for, one round later.
     tops = {path.split("/")[0] for project in projects for path in (*project.entries, *project.includes)}
@@ -157,16 +157,16 @@ def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
     folders = {posixpath.dirname(entry) for project in projects for entry in project.entries}
     names = {path for folder in folders for path in _names(tree, folder)}
     traced: list[set[str]] = [set() for _ in projects]
-    done: tuple[Trace, ...] = ()
+    result: tuple[Trace, ...] = ()
     for _ in range(MOST_ROUNDS):
         before = len(texts), len(names), [*map(len, traced)]
-        done = _configured(tree, projects, texts, names, traced)
-        for trace, targets in zip(done, traced, strict=True):
+        result = _configured(tree, projects, texts, names, traced)
+        for trace, targets in zip(result, traced, strict=True):
             _look(tree, trace, texts, names)
             targets |= {event.args[0] for event in trace.events if event.args and event.command in DECLARING}
         if before == (len(texts), len(names), [*map(len, traced)]):
             break
-    return done
+    return result
 
 
 def _is_cmake(path: str) -> bool:
@@ -255,8 +255,8 @@ def _copy(
 
 def _declared(texts: Iterable[str]) -> set[str]:
     """Names of targets that the tree's own files may declare."""
-    written = (command for text in texts for command in commands(text) if command.name in DECLARING)
-    return {word.text for command in written for word in command.words[:1]}
+    declarations = (command for text in texts for command in commands(text) if command.name in DECLARING)
+    return {word.text for command in declarations for word in command.words[:1]}
 
 
 def _settings(
@@ -325,11 +325,11 @@ def _start(
 
 def _wait(running: Sequence[subprocess.Popen[bytes]], projects: Sequence[ConfigureInput]) -> None:
     """Wait until all have ended. One that takes too long is stopped."""
-    started = time.monotonic()
+    start = time.monotonic()
     try:
         for process, project in zip(running, projects, strict=True):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, started + project.seconds - time.monotonic()))
+                process.wait(max(0.0, start + project.seconds - time.monotonic()))
     finally:
         for process in running:
             if process.poll() is None:
@@ -350,7 +350,7 @@ def _read(
     outer = json.dumps(f"{work}/source/CMakeLists.txt")
     trace = Trace()
     folders: list[tuple[int, str]] = []
-    known = False
+    of_tree = False
     for line in lines:
         if not line.startswith("{") or not line.endswith("}"):
             continue  # The last line of a process that was killed.
@@ -370,13 +370,13 @@ def _read(
             trace.unknown.add(args[0])
         if path == f"{SOURCE}/CMakeLists.txt":
             if command == "qnn_ci_known":
-                trace.variables, known = frozenset(args[0].split(";")), True
+                trace.variables, of_tree = frozenset(args[0].split(";")), True
             elif command == "qnn_ci_target":
                 values = zip(("NAME", "HEADERS", "DEFINITIONS", "FLAGS", *PROPERTIES), args, strict=True)
                 trace.targets.append(dict(values))
             elif command == "message" and args[-1] == _END:
-                trace.ended = True
-        elif known and path.startswith(f"{SOURCE}/"):
+                trace.complete = True
+        elif of_tree and path.startswith(f"{SOURCE}/"):
             folder = folders[-1][1] if folders else ""
             evaluated = _EVALUATED.fullmatch(path)
             path, number_of_line = (evaluated[1], int(evaluated[2])) if evaluated else (path, data["line"])
@@ -386,7 +386,7 @@ def _read(
             below = in_tree(args[0], folders[-1][1] if folders else "")
             folders.append((depth, below if below is not None else ""))
     trace.troubles += _errors(errors, tree, local, project)
-    if not trace.ended and not trace.troubles:
+    if not trace.complete and not trace.troubles:
         place = trace.events[-1].place if trace.events else TreePlace(project.entries[0], 1)
         why = (
             f"CMake was stopped after {project.seconds:.0f} s or {project.size >> 20} MB: a loop without end?"
@@ -424,12 +424,12 @@ def _errors(
         why = " ".join(plain(local(body)).split())
         unknown = re.match(r'Unknown CMake command "(\w+)"', why)
         if unknown:
-            what = f"{unknown[1]}()"
+            construct = f"{unknown[1]}()"
         elif match["command"] == "message":
-            what = "message(FATAL_ERROR)"
+            construct = "message(FATAL_ERROR)"
         else:
-            what = f"{match['command']}()" if match["command"] else place.file
-        yield NotEvaluated(place, what, f"CMake stops: {why}")
+            construct = f"{match['command']}()" if match["command"] else place.file
+        yield NotEvaluated(place, construct, f"CMake stops: {why}")
 
 
 def plain(text: str) -> str:

@@ -247,11 +247,11 @@ class Mapping(Model):
 
     @model_validator(mode="after")
     def _variants_exist(self) -> Mapping:
-        known = {variant.name for variant in self.variants}
+        variants = {variant.name for variant in self.variants}
         for pair in self.pairs:
             for name in pair.variants:
-                if name not in known:
-                    raise ValueError(f"variants of pair {pair.name} among {sorted(known)}, not {name!r}")
+                if name not in variants:
+                    raise ValueError(f"variants of pair {pair.name} among {sorted(variants)}, not {name!r}")
         own = {pair.name for pair in self.pairs if pair.cmake}
         for pair in self.pairs:
             if pair.like is not None and pair.like not in own:
@@ -259,20 +259,20 @@ class Mapping(Model):
         return self
 
     @property
-    def named(self) -> set[str]:
+    def names(self) -> set[str]:
         """Every target that an entry names."""
         entries: tuple[MappedPair | Alone | Dependency, ...] = (*self.pairs, *self.alone, *self.dependencies)
         return {name for entry in entries for name in (*entry.buck, *entry.cmake)}
 
     def resolved(self, libraries: Iterable[str]) -> tuple[MappedPair, ...]:
         """The pairs with patterns replaced by the libraries that they stand for."""
-        free = sorted(set(libraries) - self.named)
+        free = sorted(set(libraries) - self.names)
 
         def targets(names: tuple[str, ...], among: list[str]) -> tuple[str, ...]:
-            found: list[str] = []
+            members: list[str] = []
             for name in names:
-                found += matching(among, name) if "*" in name else [name]
-            return tuple(found) or names
+                members += matching(among, name) if "*" in name else [name]
+            return tuple(members) or names
 
         of_buck = [name for name in free if name.startswith("//")]
         of_cmake = [name for name in free if not name.startswith("//")]
@@ -366,9 +366,9 @@ class Findings:
         own = {"what": what, "where": where, "variant": variant, "mapping": self.name, **words}
         message, fix = text.message.format(**own), text.fix.format(**own)
         key = rule, place, what, where
-        kept = self._differences.setdefault(key, Difference(*key, message, fix, note))
-        if variant and variant not in kept.variants:
-            kept.variants.append(variant)
+        difference = self._differences.setdefault(key, Difference(*key, message, fix, note))
+        if variant and variant not in difference.variants:
+            difference.variants.append(variant)
 
     def report_stale(self, table: str, position: int, what: str, why: str) -> None:
         """An entry of the mapping that nothing needs. Somebody's clean-up is no error."""
@@ -389,30 +389,30 @@ class Findings:
         return self._dependencies[name]
 
     def settled(self, tree: Tree) -> tuple[Difference, ...]:
-        used: set[tuple[int, str]] = set()
+        uses: set[tuple[int, str]] = set()
         for key, row in [*self._differences.items()]:
             covering = {
                 (position, name)
                 for position, entry in enumerate(self.mapping.deliberate)
                 if (name := entry.covering(row.rule, row.what, row.where, row.variants))
             }
-            used |= covering
+            uses |= covering
             if covering:
                 del self._differences[key]
         if not self.incomplete:
-            self._report_unused(tree, used)
-        kept = self._differences.values()
+            self._report_unused(tree, uses)
+        rest = self._differences.values()
         return tuple(
-            sorted(kept, key=lambda item: (item.rule not in ROOTS, item.place, item.rule, item.what))
+            sorted(rest, key=lambda item: (item.rule not in ROOTS, item.place, item.rule, item.what))
         )
 
-    def _report_unused(self, tree: Tree, used: set[tuple[int, str]]) -> None:
+    def _report_unused(self, tree: Tree, uses: set[tuple[int, str]]) -> None:
         for position, entry in enumerate(self.mapping.deliberate):
             if entry.if_exists is None or {entry.if_exists} & (tree.files | tree.directories):
                 for name in entry.names:
-                    if (position, name) not in used:
-                        what = f"{entry.rule} of {name}"
-                        self.report_stale("deliberate", position, what, "no finding needs it")
+                    if (position, name) not in uses:
+                        subject = f"{entry.rule} of {name}"
+                        self.report_stale("deliberate", position, subject, "no finding needs it")
         for position, dependency in enumerate(self.mapping.dependencies):
             patterns = (*dependency.buck, *dependency.cmake)
             if not any(any_of(name, patterns) for name in self._dependencies):

@@ -32,20 +32,20 @@ _FLAGS = {"definitions": "parity-definition-differs", "options": "parity-option-
 def linked(side: Side, library: Target) -> Iterator[Target]:
     """The libraries of which a library gets what they hand on: those it links, and what these hand on."""
     pending = [item.name for item in library.dependencies if item.scope != "INTERFACE"]
-    seen = {library.name}
+    names = {library.name}
     while pending:
         name = _twin_of(side, pending.pop())
-        other = side.libraries.get(name) or side.outside.get(name)
-        if name in seen or other is None:
+        target = side.libraries.get(name) or side.outside.get(name)
+        if name in names or target is None:
             continue
-        seen.add(name)
-        yield other
-        pending += [item.name for item in other.dependencies if item.scope != "PRIVATE"]
+        names.add(name)
+        yield target
+        pending += [item.name for item in target.dependencies if item.scope != "PRIVATE"]
 
 
 def reached(side: Side, library: Target) -> list[NamedItem]:
     """Files that a library gets from those it links."""
-    return [item for other in linked(side, library) for item in other.files if item.scope != "PRIVATE"]
+    return [item for target in linked(side, library) for item in target.files if item.scope != "PRIVATE"]
 
 
 def compare(findings: Findings, variant: Variant, bucks: Sequence[Side], cmake: Side) -> None:
@@ -55,8 +55,8 @@ def compare(findings: Findings, variant: Variant, bucks: Sequence[Side], cmake: 
             findings.incomplete = True
             rule, place = "parity-not-evaluated", trouble.place
             words = {"why": trouble.why}
-            findings.report(rule, place, trouble.what, place.file, words, variant=variant.name)
-        for item in side.missing:
+            findings.report(rule, place, trouble.construct, place.file, words, variant=variant.name)
+        for item in side.missing_files:
             rule, name = "parity-missing-file", variant.name
             findings.report(rule, item.place, item.name, item.place.file, variant=name)
     if cmake.stopped or any(buck.failed for buck in bucks):
@@ -124,14 +124,14 @@ class _Comparison:
 
     def _nodes(self, complete: Sequence[MappedPair]) -> dict[str, str]:
         """The pair that a target belongs to; empty for one that cannot be compared."""
-        broken = {
+        bad_nodes = {
             pair.node
             for pair in self.resolved
             if (self.variant.name in pair.variants and pair not in complete)
             or not self.buck.failed.isdisjoint(package_of(label) for label in pair.buck)
         }
         return {
-            target: "" if pair.node in broken else pair.node
+            target: "" if pair.node in bad_nodes else pair.node
             for pair in self.resolved
             for target in (*pair.buck, *pair.cmake)
         }
@@ -155,8 +155,8 @@ class _Comparison:
         alone = [name for entry in self.mapping.alone for name in (*entry.buck, *entry.cmake)]
         for side, build in ((self.buck, "Buck"), (self.cmake, "CMake")):
             for library in side.libraries.values():
-                known = library.name in mapped or any_of(library.name, alone)
-                if not known and self._native(library):
+                is_mapped = library.name in mapped or any_of(library.name, alone)
+                if not is_mapped and self._native(library):
                     self.report("parity-unmapped-target", library.place, library.name, build)
 
     # Files
@@ -185,25 +185,25 @@ class _Comparison:
         for library in side.libraries.values():
             if library.name in leave_out:
                 continue
-            seen: set[str] = set()
+            names: set[str] = set()
             for item in library.compiled:
-                if item.name in seen and side is self.buck:
+                if item.name in names and side is self.buck:
                     self.report("parity-listed-twice", item.place, item.name, library.name)
-                seen.add(item.name)
+                names.add(item.name)
             for path, place in first_places(library.compiled).items():
-                other = first.setdefault(path, library)
-                if other is not library:
-                    how = {"how": f"in {other.name} and again in {library.name}"}
-                    note = not _PROGRAMS.isdisjoint((library.kind, other.kind))
-                    self.report("parity-compiled-twice", place, path, library.name, how, note=note)
+                owner = first.setdefault(path, library)
+                if owner is not library:
+                    words = {"how": f"in {owner.name} and again in {library.name}"}
+                    note = not _PROGRAMS.isdisjoint((library.kind, owner.kind))
+                    self.report("parity-compiled-twice", place, path, library.name, words, note=note)
 
     def _compiled_again(self) -> None:
         """Sources that a library passes on to its users are compiled again there."""
         for library in self.cmake.libraries.values():
             for item in reached(self.cmake, library) if library.kind != "interface" else ():
                 if is_source(item.name):
-                    how = {"how": f"{item.scope} here, so again in {library.name}"}
-                    self.report("parity-compiled-twice", item.place, item.name, library.name, how)
+                    words = {"how": f"{item.scope} here, so again in {library.name}"}
+                    self.report("parity-compiled-twice", item.place, item.name, library.name, words)
 
     def _header_names(self) -> None:
         """Headers that Buck gives out by a name that none of CMake's include directories gives them."""
@@ -241,9 +241,9 @@ class _Comparison:
         for libraries, side, build in ((buck, self.buck, "Buck"), (cmake, self.cmake, "CMake")):
             linked_nodes: dict[str, NamedItem] = {}
             for item in (item for library in libraries for item in library.dependencies):
-                known = _twin_of(side, item.name)
-                node = pair.node if known in (*pair.buck, *pair.cmake) else nodes.get(known)
-                node = self.findings.node_of(known) if node is None else node
+                name = _twin_of(side, item.name)
+                node = pair.node if name in (*pair.buck, *pair.cmake) else nodes.get(name)
+                node = self.findings.node_of(name) if node is None else node
                 if node is None:
                     self.report(
                         "parity-dependency-unmapped", item.place, item.name, pair.name, {"build": build}
@@ -312,24 +312,24 @@ class _Comparison:
             for name in sorted(of_buck.keys() ^ of_cmake.keys()):
                 place, note = of_buck.get(name) or of_cmake[name], name.startswith("-W")
                 self.report(rule, place, name, pair.name, has_and_lacks(name in of_buck), note=note)
-        ours, theirs = ([library.whole for library in one if library.whole] for one in (buck, cmake))
-        if bool(ours) != bool(theirs):
-            place, words = (ours or theirs)[0], has_and_lacks(bool(ours))
+        in_buck, in_cmake = ([item.archive for item in one if item.archive] for one in (buck, cmake))
+        if bool(in_buck) != bool(in_cmake):
+            place, words = (in_buck or in_cmake)[0], has_and_lacks(bool(in_buck))
             self.report("parity-whole-archive-differs", place, "link_whole", pair.name, words)
 
     def _handed_on(self, side: Side, library: Target, kind: str) -> Iterator[NamedItem]:
         """The `definitions` or `options` that a library gets from libraries of no pair."""
         paired = {name for pair in self.pairs for name in (*pair.buck, *pair.cmake)}
-        for other in linked(side, library):
-            for item in getattr(other, kind) if other.name not in paired else ():
+        for target in linked(side, library):
+            for item in getattr(target, kind) if target.name not in paired else ():
                 # What one project says of another's library is for itself alone.
                 near = self.scope.part(item.place.file) == self.scope.part(library.folder)
-                if item.scope != "PRIVATE" and (near or other.name in side.libraries):
+                if item.scope != "PRIVATE" and (near or target.name in side.libraries):
                     yield item
 
     def _standards(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
         """The standard that each source of both is compiled by."""
-        ours, theirs = (
+        in_buck, in_cmake = (
             {
                 item.name: library.standard
                 for library in libraries
@@ -338,8 +338,8 @@ class _Comparison:
             }
             for libraries in (buck, cmake)
         )
-        for path in sorted(ours.keys() & theirs.keys()):
-            one, other = ours[path], theirs[path]
+        for path in sorted(in_buck.keys() & in_cmake.keys()):
+            one, other = in_buck[path], in_cmake[path]
             if one.name != other.name:
                 # Where .buckconfig says it for all, the line to look at is CMake's.
                 place = other.place if one.place.file == ".buckconfig" else one.place

@@ -124,10 +124,10 @@ def _ignored(root: Path) -> frozenset[str]:
     listing = ["ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
     command = ["git", "-C", str(root), *listing]
     try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=MOST_SECONDS)
+        process = subprocess.run(command, capture_output=True, check=False, timeout=MOST_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return frozenset()
-    return frozenset(os.fsdecode(done.stdout).split("\0")) - {""}
+    return frozenset(os.fsdecode(process.stdout).split("\0")) - {""}
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -181,11 +181,11 @@ class NamedItem:
 
 @dataclass(frozen=True, slots=True)
 class NotEvaluated:
-    """Something that could not be evaluated. `what` names the construct, so that its identity survives moved
+    """Something that could not be evaluated. `construct` names it, so that its identity survives moved
     lines."""
 
     place: TreePlace
-    what: str
+    construct: str
     why: str
 
 
@@ -211,7 +211,7 @@ class Target:
     """Compile options, one flag each."""
     standard: NamedItem | None = None
     """The C++ standard by its number, `17`; None where the target itself sets none."""
-    whole: TreePlace | None = None
+    archive: TreePlace | None = None
     """Where the build says that users of this library link all of it."""
     includes: list[NamedItem] = field(default_factory=list)
     """Directories of the tree in which headers are searched."""
@@ -269,7 +269,7 @@ class Side:
     """Directories whose build files were evaluated."""
     globs: list[Glob] = field(default_factory=list)
     troubles: list[NotEvaluated] = field(default_factory=list)
-    missing: list[NamedItem] = field(default_factory=list)
+    missing_files: list[NamedItem] = field(default_factory=list)
     """Files that are named but are not on disk."""
     failed: set[str] = field(default_factory=set)
     """Directories (of Buck) that could not be evaluated to their end."""
@@ -278,7 +278,7 @@ class Side:
 
     def add(self, part: Side) -> None:
         self.libraries |= part.libraries
-        for name in ("rules", "resources", "labels", "globs", "troubles", "missing"):
+        for name in ("rules", "resources", "labels", "globs", "troubles", "missing_files"):
             getattr(self, name).extend(getattr(part, name))
         self.declared |= part.declared
         self.packages |= part.packages

@@ -76,7 +76,7 @@ def _alike(differences: Sequence[Difference]) -> dict[tuple[str, str, str], list
     return alike
 
 
-def _root(named: Path | None, selection: Selection) -> Path:
+def _root(folder: Path | None, selection: Selection) -> Path:
     """The tree that is named, else the user's own, else the profile's in the store."""
     from provisioning.base.errors import EnvironmentLacking
     from provisioning.components import EXECUTORCH_SOURCE
@@ -84,14 +84,14 @@ def _root(named: Path | None, selection: Selection) -> Path:
     from provisioning.manifest import load_profile
     from provisioning.store import Store
 
-    if named is None and (own := users_own(EXECUTORCH_SOURCE, selection.store, os.environ, [])):
-        named = Path(own[1])
-    elif named is None and (pin := load_profile(selection.profile).components.get(EXECUTORCH_SOURCE)):
+    if folder is None and (own := users_own(EXECUTORCH_SOURCE, selection.store, os.environ, [])):
+        folder = Path(own[1])
+    elif folder is None and (pin := load_profile(selection.profile).components.get(EXECUTORCH_SOURCE)):
         tree = Store(selection.store).find_any(EXECUTORCH_SOURCE, pin)
-        named = tree.root if tree else None
-    if named is None:
+        folder = tree.root if tree else None
+    if folder is None:
         raise EnvironmentLacking("there is no ExecuTorch tree to check", fix=FIX)
-    root = named.expanduser().absolute()
+    root = folder.expanduser().absolute()
     if not root.is_dir():
         raise EnvironmentLacking(f"{root} is no directory", fix=FIX)
     return root

@@ -137,14 +137,14 @@ def test_a_library_of_two_files(number: int) -> None:
     library = side.libraries["x"]
     names = {item.name for item in [*library.files, *reached(side, library)]}
     assert names == {f"{number}/p/a.cpp", f"{number}/p/b.cpp"}
-    assert side.missing == []
+    assert side.missing_files == []
 
 
 @pytest.mark.parametrize("number", range(len(TROUBLES)))
 def test_what_cannot_be_evaluated_is_reported(number: int) -> None:
     what = TROUBLES[number][1].replace("p/CMakeLists.txt", f"{number}/p/CMakeLists.txt")
     troubles = every_trouble()[number].troubles
-    assert what in [trouble.what for trouble in troubles]
+    assert what in [trouble.construct for trouble in troubles]
     assert {trouble.place.file for trouble in troubles} == {f"{number}/p/CMakeLists.txt"}
 
 
@@ -202,7 +202,7 @@ def test_what_a_library_is_built_with_has_its_line_and_scope() -> None:
     assert _items(x.includes) == [("0/p/sub", 8, "PUBLIC")]
     # Links without their flags.
     assert _items(x.dependencies) == [("one", 9, "PUBLIC"), ("two", 10, "PRIVATE")]
-    assert x.whole and x.whole.line == 13
+    assert x.archive and x.archive.line == 13
     assert x.standard and (x.standard.name, x.standard.place.line) == ("17", 1)
 
 
@@ -263,7 +263,7 @@ message(FATAL_ERROR "${where} is wrong")
 def test_what_is_unknown_names_no_file_no_flag_and_is_not_shown() -> None:
     [side] = sides(UNKNOWNS)
     assert side.troubles
-    assert (side.missing, side.globs) == ([], [])
+    assert (side.missing_files, side.globs) == ([], [])
     assert UNKNOWN not in repr(side)
 
 

@@ -135,7 +135,7 @@ def test_what_cannot_be_evaluated_is_said_with_its_line(text: str, line: int) ->
 
 def test_the_same_target_declared_otherwise_again_is_said() -> None:
     text = 'runtime.cxx_library(name = "x", srcs = ["a.cpp"])\nruntime.cxx_library(name = "x", srcs = [])\n'
-    assert [trouble.what for trouble in run(text).troubles] == ["//p:x"]
+    assert [trouble.construct for trouble in run(text).troubles] == ["//p:x"]
 
 
 @pytest.mark.parametrize(
