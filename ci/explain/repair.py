@@ -132,7 +132,7 @@ def _report(repair: Repair, report: ModelReport) -> None:
     now = repair.now
     if not now.green:
         whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.model.typed}, which"
-        report.fail(f"{whose}: {now.says}", now.fix)
+        report.fail(f"{whose}: {now.reason}", now.fix)
 
 
 def _as_text(repair: Repair) -> Iterator[str]:

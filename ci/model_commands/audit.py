@@ -40,4 +40,4 @@ def run(args: argparse.Namespace) -> int:
             report.fail(f"does not give a program that runs at {', '.join(failed)}")
         return int(bool(failed))
 
-    return reported("audit", model, [*precisions, *model.named], work)
+    return reported("audit", model, [*precisions, *model.traits], work)

@@ -63,7 +63,7 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
         products = explained(model, programs, compiled, history)
         return judged(products, report)
 
-    return reported("compile", model, model.named, work)
+    return reported("compile", model, model.traits, work)
 
 
 def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite: Path | None) -> int:

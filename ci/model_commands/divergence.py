@@ -130,4 +130,4 @@ def run(args: argparse.Namespace) -> int:
             report.fail(message, fix)
         return int(differs)
 
-    return reported("divergence", model, [*choice.words, *model.named], work)
+    return reported("divergence", model, [*choice.words, *model.traits], work)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             print("\n".join(as_text(*explainer(model).losses(model, choice))))
             return 0
 
-        return reported("quantize", model, ["--where", *choice.words, *model.named], losses)
+        return reported("quantize", model, ["--where", *choice.words, *model.traits], losses)
     if not model.typed or args.output is None:
         raise UsageError(
             "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
@@ -87,4 +87,4 @@ def run(args: argparse.Namespace) -> int:
             write_products(products, model, new, publish, report, History())
         return judged(products, report)
 
-    return reported("quantize", model, model.named, work)
+    return reported("quantize", model, model.traits, work)

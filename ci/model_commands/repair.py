@@ -45,4 +45,4 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{rule} has no rewrite: {why}", fix=fixes[rule].words)
     only = tuple(args.only) or None
     model = replace(model, output=args.output)
-    return reported("repair", model, model.named, lambda report: repair_model(model, only, report))
+    return reported("repair", model, model.traits, lambda report: repair_model(model, only, report))

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
         raise UsageError(f"--precision {' '.join(precisions)}: expected two", fix=TWO_PRECISIONS)
-    about = [*precisions, f"{goal.figure} {goal.floor:g}", *model.named]
+    about = [*precisions, f"{goal.figure} {goal.floor:g}", *model.traits]
 
     def work(report: ModelReport) -> int:
         return _write(tuned(model, (precisions[0], precisions[1]), goal), model, output, report)

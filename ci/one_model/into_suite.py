@@ -37,26 +37,26 @@ def _require_place(suite: Path) -> None:
     _text(suite)
 
 
-def factory_in(named: UserModel, suite: Path) -> str:
+def factory_in(model: UserModel, suite: Path) -> str:
     """The model's name in this suite: a file relative to the suite, or a module as it is imported there."""
-    if named.factory.endswith(".pt2"):
-        return os.path.relpath(named.search_path / named.factory, suite.parent)
-    module, _, function = named.factory.partition(":")
-    if suite.parent == named.search_path:
-        return named.factory
-    file = module_file(module, [named.search_path])
+    if model.factory.endswith(".pt2"):
+        return os.path.relpath(model.search_path / model.factory, suite.parent)
+    module, _, function = model.factory.partition(":")
+    if suite.parent == model.search_path:
+        return model.factory
+    file = module_file(module, [model.search_path])
     if file is None:
         # An installed package.
-        return named.factory
+        return model.factory
     if module_file(module, [suite.parent]) == file:
-        return named.factory
-    below = named.file is not None and file.is_relative_to(suite.parent)
+        return model.factory
+    below = model.file is not None and file.is_relative_to(suite.parent)
     words = file.relative_to(suite.parent).with_suffix("").parts if below else ()
     if words and all(word.isidentifier() for word in words):
         return f"{'.'.join(words)}:{function}"
     raise UsageError(
-        f"{suite}: a suite's modules must be in its folder, but {module} is in {named.search_path}",
-        fix=add_flags("--suite", str(named.search_path / suite.name)),
+        f"{suite}: a suite's modules must be in its folder, but {module} is in {model.search_path}",
+        fix=add_flags("--suite", str(model.search_path / suite.name)),
     )
 
 
@@ -75,7 +75,7 @@ def suite_with(
     import tomlkit
 
     text = _text(suite)
-    run = {**run, "precision": _written(run.get("precision"), lane)}
+    run = {**run, "precision": _spelling(run.get("precision"), lane)}
     document: Any = tomlkit.parse(text or "schema = 2\n")
     cases = document.setdefault("case", tomlkit.table(is_super_table=True))
     if name not in cases:
@@ -93,10 +93,10 @@ def suite_with(
     number = next(
         (
             index
-            for index, known in enumerate(of_lane)
-            if "precision" in known
-            and _written(known["precision"], lane) == run["precision"]
-            and set(known) <= {*OURS, *run}
+            for index, entry in enumerate(of_lane)
+            if "precision" in entry
+            and _spelling(entry["precision"], lane) == run["precision"]
+            and set(entry) <= {*OURS, *run}
         ),
         len(of_lane),
     )
@@ -140,9 +140,9 @@ class Addition:
         """With what each product adds to the run; says how its figures are accepted."""
         fields = products[0].run_fields
         for product in products:
-            if other := next((name for name in fields if product.run_fields[name] != fields[name]), ""):
+            if field := next((name for name in fields if product.run_fields[name] != fields[name]), ""):
                 raise UsageError(
-                    f"{self.path}: {other} of these chips is {fields[other]} and {product.run_fields[other]},"
+                    f"{self.path}: {field} of these chips is {fields[field]} and {product.run_fields[field]},"
                     " and a suite's run has one",
                     fix="write chips of one kind into one suite: repeat the command for each kind",
                 )
@@ -162,9 +162,9 @@ class Addition:
     def _workflow(self) -> str:
         repository = repository_of(self.path)
         inside = self.path.is_relative_to(repository)
-        named = self.path.relative_to(repository) if inside else self.path.name
+        path = self.path.relative_to(repository) if inside else self.path.name
         workflow = WORKFLOW.read_text(encoding="utf-8")
-        return workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(named))
+        return workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(path))
 
 
 def addition_of(model: OneModel, suite: Path) -> Addition:
@@ -186,7 +186,7 @@ def addition_of(model: OneModel, suite: Path) -> Addition:
     return addition
 
 
-def _written(precision: object, lane: str) -> object:
+def _spelling(precision: object, lane: str) -> object:
     """As a run of this lane has it that `compile` writes; what is no precision as it is."""
     if not isinstance(precision, str):
         return precision

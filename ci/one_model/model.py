@@ -174,7 +174,7 @@ class OneModel:
         return [*words, "--per-channel"] if self.per_channel else words
 
     @property
-    def named(self) -> tuple[str, ...]:
+    def traits(self) -> tuple[str, ...]:
         """What else than model and chips tells one piece of work from another."""
         file = self.precision_file.name if self.precision_file else None
         return tuple(filter(None, (self.precision, file, self.backend, *self.selection.socs)))
@@ -257,12 +257,12 @@ def require_taken(lane: ModelLane, args: argparse.Namespace, of_no_checkpoint: I
     """The names of the flags that were typed, or have a default. Refuses those that this kind of model
     ignores: the user would believe that they worked."""
     lanes_by_flag: dict[str, tuple[ModelLane, ...]]
-    lanes_by_flag = {name: (other,) for other in LANES for name in other.flags}
+    lanes_by_flag = {name: (taker,) for taker in LANES for name in taker.flags}
     lanes_by_flag |= dict.fromkeys(of_no_checkpoint, (PYTORCH, ONNX))
     present = {name for name, value in vars(args).items() if value}
     for name in sorted(present & lanes_by_flag.keys()):
         if lane not in (lanes := lanes_by_flag[name]):
-            flag, kinds = f"--{name.replace('_', '-')}", " and ".join(other.models for other in lanes)
+            flag, kinds = f"--{name.replace('_', '-')}", " and ".join(taker.models for taker in lanes)
             raise UsageError(f"{flag} is for {kinds}, not for {args.model}", fix=leave_out(flag))
     return present
 

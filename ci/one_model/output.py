@@ -95,18 +95,18 @@ def origin_of(typed: str, folder: Path) -> str:
 def require_own(files: Iterable[Path], typed: str) -> None:
     """Refuse to overwrite what was written for another model, and a folder of the user's own."""
     for path in files:
-        own, known = origin_of(typed, path.parent), document_of(path.parent / ORIGINS)
-        if path.name not in known and path.is_dir() and any(path.iterdir()):
+        own, origins = origin_of(typed, path.parent), document_of(path.parent / ORIGINS)
+        if path.name not in origins and path.is_dir() and any(path.iterdir()):
             raise UsageError(
                 f"{path} has files that were not written here",
                 fix="name another place with -o, or move them away",
             )
-        listed = known.get(path.name, own)
+        default = origins.get(path.name, own)
         record = document_of(path) if path.suffix == ".json" else {}
-        other = record.get("origin", listed) if "schema" in record else listed
-        if path.exists() and other != own:
+        origin = record.get("origin", default) if "schema" in record else default
+        if path.exists() and origin != own:
             raise UsageError(
-                f"{path} is of another model, {os.path.normpath(path.parent / str(other))}",
+                f"{path} is of another model, {os.path.normpath(path.parent / str(origin))}",
                 fix=f"name another place with -o, or remove it: {quoted('rm', '-r', path)}",
             )
 
@@ -115,10 +115,10 @@ def keep_origins(files: Iterable[Path], typed: str) -> None:
     """Note whose files these are, which `require_own` allowed."""
     for path in files:
         place = path.parent / ORIGINS
-        known = {
+        origins = {
             name: origin for name, origin in document_of(place).items() if (place.parent / name).exists()
         }
-        text = json.dumps({**known, path.name: origin_of(typed, path.parent)}, indent=2, sort_keys=True)
+        text = json.dumps({**origins, path.name: origin_of(typed, path.parent)}, indent=2, sort_keys=True)
         replace_text(place, f"{text}\n")
 
 
@@ -208,11 +208,11 @@ class Compared:
     """Whether outputs have little in common, which the last line then says."""
 
 
-def compared(ours: Sample, other: Sample, whose: str) -> Compared:
+def compared(ours: Sample, other: Sample, title: str) -> Compared:
     """By names, where both have the same; else in order."""
     if len(ours) != len(other):
         raise CheckFailed(
-            f"{whose} has {len(other)} outputs, but this one {len(ours)}", fix="compare with the same model"
+            f"{title} has {len(other)} outputs, but this one {len(ours)}", fix="compare with the same model"
         )
     if set(ours) != set(other):
         other = dict(zip(ours, other.values(), strict=True))
@@ -222,19 +222,19 @@ def compared(ours: Sample, other: Sample, whose: str) -> Compared:
             figures = compare([Pair(name, other[name], array)], non_finite=True)
         except Unusable as error:
             fix = "compare with the same model"
-            raise CheckFailed(f"against {whose}: {error}", fix=fix) from error
+            raise CheckFailed(f"against {title}: {error}", fix=fix) from error
         all_figures[name] = figures
         apart = f", at most {figures['max_abs']:.3g} apart" if figures.get("max_abs") else ""
-        lines.append(f"against {whose}: {name} {in_words(figures)}{apart}")
+        lines.append(f"against {title}: {name} {in_words(figures)}{apart}")
         strange += [name] if missed(Thresholds(), figures) else []
     if strange:
-        lines.append(f"{', '.join(strange)}: too different from {whose} at the same inputs")
+        lines.append(f"{', '.join(strange)}: too different from {title} at the same inputs")
     return Compared(all_figures, lines, bool(strange))
 
 
 def file_line(path: Path) -> str:
     """The size of a file that was written, and its path as the user would type it."""
-    folder, shown = Parser.user_folder().absolute(), path.absolute()
-    if shown.is_relative_to(folder):
-        shown = shown.relative_to(folder)
-    return f"{path.stat().st_size:>12,}  {shown}"
+    folder, file = Parser.user_folder().absolute(), path.absolute()
+    if file.is_relative_to(folder):
+        file = file.relative_to(folder)
+    return f"{path.stat().st_size:>12,}  {file}"

@@ -86,7 +86,7 @@ class Outcome:
         return "dies" if self.error else "wrong"
 
     @property
-    def says(self) -> str:
+    def reason(self) -> str:
         """Why it is not green."""
         return self.error or "; ".join(finding.message for finding in self.wrong)
 
@@ -162,9 +162,9 @@ def smallest(
         complements = [(*now[:low], *now[high:]) for low, high in pairwise(cuts)]
         # Of two parts, each is what the other leaves.
         candidates = chunks if parts == 2 else [*(chunks if parts < count else ()), *complements]
-        if shown := first(candidates):
-            parts = 2 if len(shown) <= count // 2 else max(parts - 1, 2)
-            now = shown
+        if part := first(candidates):
+            parts = 2 if len(part) <= count // 2 else max(parts - 1, 2)
+            now = part
         elif parts < count and not late():
             parts = min(2 * parts, count)
         else:
@@ -274,20 +274,20 @@ def write_products(
                 (scratch / name).write_text(
                     json.dumps({**record, "origin": origin_of(typed, output)}, indent=2) + "\n"
                 )
-    written = publish([scratch / name for product in products for name in product.files])
-    report.wrote(path for path in written if path.suffix != ".json")
+    paths = publish([scratch / name for product in products for name in product.files])
+    report.wrote(path for path in paths if path.suffix != ".json")
     for product in products:
         report.warn(product.warnings)
         if product.chips:
             row = {"precision": str(model.precision), "chip": product.chips}
             history.rows.append({**row, **cells_of(product.outcome)})
-        for path in {*product.stale} - {*written}:
+        for path in {*product.stale} - {*paths}:
             path.unlink(missing_ok=True)
         new = [warning for warning in product.warnings if warning not in history.words]
         sys.stderr.write(readable("".join(f"warning: {warning}\n" for warning in new), sys.stderr))
         history.words.update(new)
         mark = f"{'✗' if product.outcome.wrong else '✓'} " if product.outcome.figures else ""
-        files = [path for path in written if path.name in product.files]
+        files = [path for path in paths if path.name in product.files]
         lines = [
             *(f"{mark}{line}" for line in product.words[:1]),
             *map(file_line, files),
@@ -303,8 +303,8 @@ def write_products(
 
 def _answered(folder: Path, product: Product) -> dict[str, object]:
     """A product's record, with its files and what is said of it."""
-    found = (document_of(folder / name) for name in product.files if name.endswith(".json"))
-    record = next((document for document in found if "soc" in document), {})
+    documents = (document_of(folder / name) for name in product.files if name.endswith(".json"))
+    record = next((document for document in documents if "soc" in document), {})
     files = [str(folder / name) for name in product.files]
     return {
         **record,

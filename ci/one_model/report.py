@@ -39,8 +39,8 @@ class ModelReport:
         place: Place | None = None,
         edit: Edit | None = None,
     ) -> None:
-        found = Finding("model-failed", Severity.ERROR, self.name, message, fix, place, edit)
-        self.stage.findings.append(found)
+        finding = Finding("model-failed", Severity.ERROR, self.name, message, fix, place, edit)
+        self.stage.findings.append(finding)
 
     def wrote(self, paths: Iterable[Path]) -> None:
         self.stage.artifacts += [Artifact.of(path.suffix.lstrip("."), path) for path in paths]
@@ -101,13 +101,13 @@ def _merged(report: ModelReport, printed: str, reports: Path) -> None:
     with suppress(FileNotFoundError, ValueError):
         earlier = Report.read(reports / f"{stage.stage}.json")
         if isinstance(rows := earlier.metrics.get(MODELS), dict):
-            models = {**{other: rows[other] for other in rows if other != name}, name: row}
+            models = {**{model: rows[model] for model in rows if model != name}, name: row}
         stage.findings += [finding for finding in earlier.findings if finding.subject != name]
-        written = {artifact.path for artifact in stage.artifacts}
+        paths = {artifact.path for artifact in stage.artifacts}
         stage.artifacts += [
             artifact
             for artifact in earlier.artifacts
-            if artifact.path not in written and Path(artifact.path).is_file()
+            if artifact.path not in paths and Path(artifact.path).is_file()
         ]
     stage.metrics |= {MODELS: models, **source_of_executorch()}
     # Not by `write`: an answer (--json) has this command's own findings alone.

@@ -108,8 +108,8 @@ class Recorded(Costs):
     def updated(self, fields: Mapping[str, object]) -> Recorded:
         """With these fields, among them `build_id`. Fields measured with another build are dropped."""
         same = self.build_id == fields["build_id"]
-        kept = self if same else Recorded(**{name: getattr(self, name) for name in KEPT})
-        return kept.model_copy(update=dict(fields))
+        base = self if same else Recorded(**{name: getattr(self, name) for name in KEPT})
+        return base.model_copy(update=dict(fields))
 
     @property
     def values(self) -> Values:
@@ -151,13 +151,13 @@ class Baseline:
                 name: (before.of(name) or Recorded()).updated(fields).values
                 for name, fields in values.items()
             }
-            kept = accepted.only(lambda subject: _run_of(subject, self.lane) in {None, *runs})
+            base = accepted.only(lambda subject: _run_of(subject, self.lane) in {None, *runs})
             rows = {**changes, **thresholds}
-            return kept.updated({f"{self.lane}/{name}": row for name, row in rows.items()})
+            return base.updated({f"{self.lane}/{name}": row for name, row in rows.items()})
 
         updated = baseline_in(accept(self.path, change), self.lane)
-        held = f" and thresholds of {plural(len(thresholds), 'run')}" if thresholds else ""
-        sys.stderr.write(f"wrote {plural(len(values), 'program')}{held} to {self.path}\n")
+        words = f" and thresholds of {plural(len(thresholds), 'run')}" if thresholds else ""
+        sys.stderr.write(f"wrote {plural(len(values), 'program')}{words} to {self.path}\n")
         return updated
 
 
@@ -176,22 +176,22 @@ def baseline_in(accepted: Accepted, lane: str) -> Baseline:
 
 def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
     """By run. Those of the default profile hold for the runs of which this one has none."""
-    found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
+    thresholds: defaultdict[str, Thresholds] = defaultdict(Thresholds)
     figures = {row: name for name, row in THRESHOLD_NAMES.items()}
     for path in dict.fromkeys(accepted_path(suite, name) for name in (DEFAULT_PROFILE, profile)):
         for subject, values in load_accepted(path).subjects.items():
             own, _, run = subject.partition("/")
             if own == lane and run.count("/") == 1:
-                named = {figures.get(name, f"{name} of a run"): value for name, value in values.items()}
-                found[run] = parse(named, Thresholds, path, partial(add, (subject,)))
-    return found
+                fields = {figures.get(name, f"{name} of a run"): value for name, value in values.items()}
+                thresholds[run] = parse(fields, Thresholds, path, partial(add, (subject,)))
+    return thresholds
 
 
 def recorded_of(accepted: Accepted, subject: str) -> Recorded:
     values = accepted.of(subject)
     figures = {name: value for name, value in values.items() if name in FIGURES}
-    others = {name: value for name, value in values.items() if name not in FIGURES}
-    return parse({**others, "accuracy": figures}, Recorded, accepted.path, lambda place: (subject, place[-1]))
+    fields = {name: value for name, value in values.items() if name not in FIGURES}
+    return parse({**fields, "accuracy": figures}, Recorded, accepted.path, lambda place: (subject, place[-1]))
 
 
 def _run_of(subject: str, lane: str) -> str | None:
@@ -205,12 +205,12 @@ def load_tolerances() -> Tolerances:
     return load(MANIFESTS / "accepted" / "tolerances.toml", Tolerances)
 
 
-def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Metric]:
+def accepted_costs(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Metric]:
     """The accepted costs, for the row of a report, with their build if it is another."""
     if agreed is None:
         return {"baseline": {}}
-    other = {} if agreed.build_id == build_id else {"baseline_build_id": agreed.build_id or "unknown"}
-    return {"baseline": {name: agreed.cost(name) for name in costs}, **other}
+    build = {} if agreed.build_id == build_id else {"baseline_build_id": agreed.build_id or "unknown"}
+    return {"baseline": {name: agreed.cost(name) for name in costs}, **build}
 
 
 def growth(
@@ -226,15 +226,15 @@ def growth(
         message = "no accepted result of it to compare with"
         yield Finding("cost-no-baseline", Severity.WARNING, program, message, again)
         return
-    other = "" if build_id == agreed.build_id else f", of QNN {agreed.build_id or 'unknown'}"
+    origin = "" if build_id == agreed.build_id else f", of QNN {agreed.build_id or 'unknown'}"
     for name, value in costs.items():
         tolerance, before = tolerances.costs.get(name), agreed.cost(name)
         if tolerance is None or before is None or value <= tolerance.most(before):
             continue
-        now = f" with QNN {build_id}" if other else ""
+        now = f" with QNN {build_id}" if origin else ""
         message = (
             f"expected at most {tolerance.most(before):,.0f} {COSTS[name].description} "
-            f"({before:,.0f} in the baseline{other}), found {value:,.0f}{now}"
+            f"({before:,.0f} in the baseline{origin}), found {value:,.0f}{now}"
         )
         fix = Fix("see what changed in the graph; if you intend it, {}", again)
         yield Finding(cost_rule(name), Severity(tolerance.severity), program, message, fix)
@@ -250,16 +250,15 @@ def threshold_values(thresholds: Mapping[str, float]) -> Values:
 
 
 def derived(
-    names: Collection[str], measured: Sequence[Mapping[str, float]], margin_db: float
+    names: Collection[str], rows: Sequence[Mapping[str, float]], margin_db: float
 ) -> dict[str, float]:
     """For each of these figures the worst of all chips less the margin; NaN if one has none. Derived from
     what is stored of them.
 
     A top-1 agreement of zero cannot be missed, so it gives no threshold."""
-    measured = [rounded(figures) for figures in measured]
+    rows = [rounded(figures) for figures in rows]
     values = {
-        name: _threshold(name, [figures.get(name, math.nan) for figures in measured], margin_db)
-        for name in names
+        name: _threshold(name, [figures.get(name, math.nan) for figures in rows], margin_db) for name in names
     }
     return {name: value for name, value in values.items() if name != "top1" or value}
 

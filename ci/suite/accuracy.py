@@ -81,19 +81,19 @@ class Among(NamedTuple):
     noise: float
     """How far two of them may be from each other and be equal."""
 
-    def ties(self, wanted: Any, found: Any) -> Any:
+    def ties(self, truth: Any, indices: Any) -> Any:
         """Where both indices choose equal values, as a flat array; also where they are the same."""
         import numpy
 
         values = self.values.reshape(len(self.values), -1)
-        inside = (found >= 0) & (found < len(values))
-        rows = [places.reshape(-1, values.shape[1]) for places in (wanted, numpy.where(inside, found, 0))]
-        best, chosen = (numpy.take_along_axis(values, places.astype(numpy.int64), 0) for places in rows)
+        inside = (indices >= 0) & (indices < len(values))
+        rows = [places.reshape(-1, values.shape[1]) for places in (truth, numpy.where(inside, indices, 0))]
+        best, pick = (numpy.take_along_axis(values, places.astype(numpy.int64), 0) for places in rows)
         # Where many are as good as the best, nothing is chosen any more.
         alike = numpy.stack([(abs(values - row) <= self.noise * USUAL).sum(0) for row in best])
         few = alike <= max(MOST_TIED, MOST_TIED_SHARE * len(values))
-        near = (abs(best - chosen) <= self.noise) & few
-        return numpy.equal(wanted, found).ravel() | (near.ravel() & inside.ravel())
+        near = (abs(best - pick) <= self.noise) & few
+        return numpy.equal(truth, indices).ravel() | (near.ravel() & inside.ravel())
 
 
 class Pair(NamedTuple):
@@ -166,23 +166,23 @@ class Missed:
 
 
 def compare(
-    expected: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
+    pairs: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
 ) -> dict[str, float]:
     """The worst figure over all outputs of all inferences, by the names of thresholds. Integers have an
     agreement alone, and floats all other figures.
 
-    `expected` pairs outputs with the float model's, `reference` with the quantized model's. Raises Unusable
+    `pairs` are of outputs and the float model's, `reference` of the quantized model's. Raises Unusable
     for values that are NaN or infinite; with `non_finite` only where the expected array does not have them at
     the same place."""
-    return compared(expected, reference, non_finite=non_finite)[0]
+    return compared(pairs, reference, non_finite=non_finite)[0]
 
 
 def compared(
-    expected: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
+    pairs: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
 ) -> tuple[dict[str, float], list[str]]:
     """As `compare`, and a line on each part of an output that is lost, or constant in the float model."""
     floats: Outputs = {}
-    figures = _worst(expected, non_finite, floats)
+    figures = _worst(pairs, non_finite, floats)
     against = list(reference)
     if against:
         quantized = _worst(against, non_finite)
@@ -201,10 +201,10 @@ def _parts(outputs: Outputs, least: float) -> tuple[list[float], list[str]]:
 
     lost, lines = [], []
     for (output, _), pairs in outputs.items():
-        wanted, found = (numpy.stack(arrays) for arrays in zip(*pairs, strict=True))
-        for part in parts_of(f"output {output}", wanted, found, least):
+        truth, values = (numpy.stack(arrays) for arrays in zip(*pairs, strict=True))
+        for part in parts_of(f"output {output}", truth, values, least):
             lost += [] if part.sqnr_db is None else [part.sqnr_db]
-            lines += [str(part)] if part.told else []
+            lines += [str(part)] if part.is_news else []
     return lost, lines
 
 
@@ -214,11 +214,11 @@ def _means(outputs: Outputs) -> Iterator[str]:
         spread = _Spreads()
         for pair in pairs:
             spread.add(*pair)
-        whole = min(_figures(*pair)["sqnr_db"] for pair in pairs)
-        varying = spread.figures().get("variation_sqnr_db", math.inf)
-        if len(outputs) > 1 and of_the_mean(whole, varying):
-            varies = f"{in_decibels(varying)} of what depends on the input"
-            yield f"output {output}: {in_decibels(whole)} SQNR, {varies}"
+        sqnr_db = min(_figures(*pair)["sqnr_db"] for pair in pairs)
+        variation_db = spread.figures().get("variation_sqnr_db", math.inf)
+        if len(outputs) > 1 and of_the_mean(sqnr_db, variation_db):
+            varies = f"{in_decibels(variation_db)} of what depends on the input"
+            yield f"output {output}: {in_decibels(sqnr_db)} SQNR, {varies}"
 
 
 MEAN_DB = 10.0
@@ -226,9 +226,9 @@ MEAN_DB = 10.0
 programs of the lowering suite lose up to 12 dB, and all that lose more than 6 keep more than 10."""
 
 
-def of_the_mean(whole: float, varying: float) -> bool:
+def of_the_mean(sqnr_db: float, variation_db: float) -> bool:
     """Whether a good figure only says how exact the mean over the inputs is."""
-    return varying < DEFAULT_FLOORS["sqnr_db"] <= whole and whole - varying > MEAN_DB
+    return variation_db < DEFAULT_FLOORS["sqnr_db"] <= sqnr_db and sqnr_db - variation_db > MEAN_DB
 
 
 def least_sqnr_db(pairs: Iterable[Pair]) -> float:
@@ -272,9 +272,9 @@ def samples_in_words(each_db: Sequence[float]) -> str:
     return f"{words}; sample {number} alone is {in_decibels(apart)} below the next"
 
 
-def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], whose: str, used: object) -> str:
+def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], model: str, data: object) -> str:
     """The figures of a program, by which inputs, and how its samples differ."""
-    return with_samples(f"{in_words(figures)} against {whose} {used}", each_db)
+    return with_samples(f"{in_words(figures)} against {model} {data}", each_db)
 
 
 def with_samples(words: str, each_db: Sequence[float]) -> str:
@@ -305,33 +305,33 @@ def _worst(pairs: Iterable[Pair], non_finite: bool, floats: Outputs | None = Non
 
     rows: list[dict[str, float]] = []
     integers: dict[object, list[tuple[Any, Any]]] = {}
-    chosen = False
+    has_choice = False
     spreads: dict[object, _Spreads] = {}
     for number, pair in enumerate(pairs):
-        wanted, found = numpy.asarray(pair.expected), numpy.asarray(pair.found)
-        if wanted.shape != found.shape:
-            raise Unusable("shape", f"{pair.name}: expected the shape {wanted.shape}, found {found.shape}")
-        if not wanted.size:
+        truth, values = numpy.asarray(pair.expected), numpy.asarray(pair.found)
+        if truth.shape != values.shape:
+            raise Unusable("shape", f"{pair.name}: expected the shape {truth.shape}, found {values.shape}")
+        if not truth.size:
             continue
-        output = (number, None) if pair.output is None else (pair.output, wanted.shape)
-        if wanted.dtype.kind in "biu":
-            equal = numpy.equal(wanted, found).ravel()
-            alike = pair.choice.ties(wanted, found) if pair.choice else equal
-            chosen = chosen or pair.choice is not None
+        output = (number, None) if pair.output is None else (pair.output, truth.shape)
+        if truth.dtype.kind in "biu":
+            equal = numpy.equal(truth, values).ravel()
+            alike = pair.choice.ties(truth, values) if pair.choice else equal
+            has_choice = has_choice or pair.choice is not None
             integers.setdefault(output, []).append((equal, alike))
             continue
-        wanted, found = wanted.astype(numpy.float64), found.astype(numpy.float64)
-        top1 = _top1(wanted, found)
-        wanted, found = _finite(pair.name, wanted, found, non_finite)
-        rows.append(_figures(wanted, found) | top1)
-        spreads.setdefault(output, _Spreads()).add(wanted, found)
+        truth, values = truth.astype(numpy.float64), values.astype(numpy.float64)
+        top1 = _top1(truth, values)
+        truth, values = _finite(pair.name, truth, values, non_finite)
+        rows.append(_figures(truth, values) | top1)
+        spreads.setdefault(output, _Spreads()).add(truth, values)
         if floats is not None:
-            floats.setdefault(output, []).append((wanted, found))
+            floats.setdefault(output, []).append((truth, values))
     rows += [spread.figures() for spread in spreads.values()]
     for pairs_of_output in integers.values():
         equal, alike = (numpy.concatenate(arrays) for arrays in zip(*pairs_of_output, strict=True))
         rows.append({"agreement": float(equal.mean())})
-        if chosen:
+        if has_choice:
             rows.append({"choice_agreement": float(alike.mean())})
     if not rows:
         raise Unusable("missing", "expected at least one output with values to compare, found none")
@@ -348,15 +348,15 @@ class _Spreads:
         self.means: list[Any] = [0.0, 0.0]
         self.powers = [0.0, 0.0]
 
-    def add(self, wanted: Any, found: Any) -> None:
+    def add(self, truth: Any, values: Any) -> None:
         self.count += 1
         if self.count == 1:
             # As in _figures.
-            self.scale = float(max(abs(wanted).max(), abs(found).max())) or 1.0
-        for index, values in enumerate((wanted / self.scale, (found - wanted) / self.scale)):
-            off = values - self.means[index]
+            self.scale = float(max(abs(truth).max(), abs(values).max())) or 1.0
+        for index, array in enumerate((truth / self.scale, (values - truth) / self.scale)):
+            off = array - self.means[index]
             self.means[index] = self.means[index] + off / self.count
-            self.powers[index] += float((off * (values - self.means[index])).sum())
+            self.powers[index] += float((off * (array - self.means[index])).sum())
 
     def figures(self) -> dict[str, float]:
         """None of a single inference, nor where nothing varies."""
@@ -370,14 +370,14 @@ def _worst_of(name: str, values: Sequence[float]) -> float:
     return max(values) if name in LESS_IS_BETTER else min(values)
 
 
-def _figures(wanted: Any, values: Any) -> dict[str, float]:
-    largest = float(abs(wanted).max(initial=0))
-    worst = float(abs(values - wanted).max(initial=0))
+def _figures(truth: Any, values: Any) -> dict[str, float]:
+    largest = float(abs(truth).max(initial=0))
+    worst = float(abs(values - truth).max(initial=0))
     # Dividing by the largest value keeps the squares of very large values finite.
     scale = max(largest, float(abs(values).max(initial=0))) or 1.0
-    signal, power = float(((wanted / scale) ** 2).sum()), float(((values / scale) ** 2).sum())
-    noise = float((((values - wanted) / scale) ** 2).sum())
-    product = float(((wanted / scale) * (values / scale)).sum())
+    signal, power = float(((truth / scale) ** 2).sum()), float(((values / scale) ** 2).sum())
+    noise = float((((values - truth) / scale) ** 2).sum())
+    product = float(((truth / scale) * (values / scale)).sum())
     return {
         "cosine": _cosine(product, signal, power, noise),
         "sqnr_db": decibels(signal, noise),
@@ -393,54 +393,54 @@ def _cosine(product: float, signal: float, power: float, noise: float) -> float:
     return min(1.0, product / math.sqrt(signal * power))
 
 
-def _finite(name: str, wanted: Any, values: Any, non_finite: bool) -> tuple[Any, Any]:
+def _finite(name: str, truth: Any, values: Any, non_finite: bool) -> tuple[Any, Any]:
     """Both arrays without NaN and infinities, which must be at the same places."""
     import numpy
 
-    ours, theirs = numpy.isfinite(values), numpy.isfinite(wanted)
+    ours, theirs = numpy.isfinite(values), numpy.isfinite(truth)
     if not theirs.all() and not non_finite:
         raise Unusable(
             "reference-not-finite",
             f"{name}: {_count(theirs)} values that the model itself gives on the CPU are NaN or infinite; if"
             " you expect them, write non_finite = true into the case",
         )
-    same = numpy.equal(wanted, values) | (numpy.isnan(wanted) & numpy.isnan(values))
+    same = numpy.equal(truth, values) | (numpy.isnan(truth) & numpy.isnan(values))
     if not (ours | same).all():
         raise Unusable("not-finite", f"{name}: {_count(ours | same)} values are NaN or infinite")
     if not (theirs | same).all():
         raise Unusable(
             "not-finite", f"{name}: {_count(theirs | same)} values should be NaN or infinite, and are not"
         )
-    return numpy.where(theirs, wanted, 0), numpy.where(theirs, values, 0)
+    return numpy.where(theirs, truth, 0), numpy.where(theirs, values, 0)
 
 
 def _count(good: Any) -> str:
     return f"{int(good.size - good.sum())} of {good.size}"
 
 
-def _top1(wanted: Any, values: Any) -> dict[str, float]:
+def _top1(truth: Any, values: Any) -> dict[str, float]:
     """The share of rows that choose alike. A row of equal values chooses nothing, unless it shall."""
-    if wanted.ndim == 0 or wanted.shape[-1] < 2:
+    if truth.ndim == 0 or truth.shape[-1] < 2:
         return {}
-    rows = [array.reshape(-1, array.shape[-1]) for array in (wanted, values)]
+    rows = [array.reshape(-1, array.shape[-1]) for array in (truth, values)]
     flat = [(row == row[:, :1]).all(-1) for row in rows]
     alike = (rows[0].argmax(-1) == rows[1].argmax(-1)) & (flat[0] | ~flat[1])
     return {"top1": float(alike.mean())}
 
 
-def in_files(outputs: Path, folder: Path, expected: Inferences, *, chosen: bool = True) -> Iterator[Pair]:
+def in_files(outputs: Path, folder: Path, inferences: Inferences, *, choices: bool = True) -> Iterator[Pair]:
     """The runner's files in `outputs`, each with the expected array of `folder`."""
-    for number, tensors in enumerate(expected):
+    for number, tensors in enumerate(inferences):
         for index, row in enumerate(tensors):
             path = outputs / f"output_{number}_{index}.raw"
-            wanted, found = _load(folder / row.file, row), _load(path, row)
-            if chosen and (choice := row.choice):
+            truth, array = _load(folder / row.file, row), _load(path, row)
+            if choices and (choice := row.choice):
                 values = _load(folder / choice.file, choice)
                 yield pair_of_choice(
-                    path.name, wanted, found, index, values, dim=choice.dim, noise=choice.noise
+                    path.name, truth, array, index, values, dim=choice.dim, noise=choice.noise
                 )
                 continue
-            yield Pair(path.name, wanted, found, index)
+            yield Pair(path.name, truth, array, index)
 
 
 MOST_TIED, MOST_TIED_SHARE = 5, 0.01
@@ -451,13 +451,13 @@ HALF_NOISE = 2.0**-8
 """How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
 
 
-def tie_noise(wanted: Sequence[Any], quantized: Sequence[Any], dim: int) -> float:
+def tie_noise(float_values: Sequence[Any], quantized: Sequence[Any], dim: int) -> float:
     """How far two values that indices choose among may be apart and be equal, by the values of float and of
     the quantized model, if there is one: each may be off by as much as quantizing is at most. Values whose
     differences along `dim` are lost have no ties."""
     import numpy
 
-    floats = numpy.stack([*wanted]).astype(numpy.float64)
+    floats = numpy.stack([*float_values]).astype(numpy.float64)
     error = numpy.stack([*quantized]) - floats if len(quantized) else abs(floats).max() * HALF_NOISE / 2
     along = dim + 1 if dim >= 0 else dim
     differences = floats - floats.mean(axis=along, keepdims=True)
@@ -466,17 +466,17 @@ def tie_noise(wanted: Sequence[Any], quantized: Sequence[Any], dim: int) -> floa
 
 
 def pair_of_choice(
-    name: str, wanted: Any, found: Any, output: str | int, values: Any, *, dim: int, noise: float
+    name: str, truth: Any, indices: Any, output: str | int, values: Any, *, dim: int, noise: float
 ) -> Pair:
     """Indices, with what they chose among along a dimension."""
     import numpy
 
     # As the values are, with as many rows as were chosen.
     sizes = [-1 if place == dim else size for place, size in enumerate(values.shape)]
-    wanted, found, values = (
-        numpy.moveaxis(array, dim, 0) for array in (wanted.reshape(sizes), found.reshape(sizes), values)
+    truth, indices, values = (
+        numpy.moveaxis(array, dim, 0) for array in (truth.reshape(sizes), indices.reshape(sizes), values)
     )
-    return Pair(name, wanted, found, output, Among(values, noise))
+    return Pair(name, truth, indices, output, Among(values, noise))
 
 
 def _load(path: Path, row: TensorFile | ChosenAmong) -> Any:
@@ -515,8 +515,8 @@ def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:
         required.pop("agreement", None)
     if "slice_sqnr_db" in required:
         # The whole is among the slices, computed another way: not its last bit decides.
-        whole = figures.get("sqnr_db", math.inf) - SAME_DB
-        required["slice_sqnr_db"] = min(required["slice_sqnr_db"], whole)
+        sqnr_db = figures.get("sqnr_db", math.inf) - SAME_DB
+        required["slice_sqnr_db"] = min(required["slice_sqnr_db"], sqnr_db)
     return required
 
 
@@ -634,7 +634,7 @@ def side_by_side(
     `against` pairs the program's outputs with its."""
     rows = list(pairs)
     floats = [pair._replace(found=pair.expected) for pair in rows]
-    quantized = [pair._replace(found=other.expected) for pair, other in zip(rows, against, strict=False)]
-    found = {METRIC: rows, f"float_{METRIC}": floats, f"reference_{METRIC}": quantized}
-    figures = {name: measured_by(metric, side, inferences) for name, side in found.items() if side}
+    quantized = [pair._replace(found=partner.expected) for pair, partner in zip(rows, against, strict=False)]
+    sides = {METRIC: rows, f"float_{METRIC}": floats, f"reference_{METRIC}": quantized}
+    figures = {name: measured_by(metric, side, inferences) for name, side in sides.items() if side}
     return {**figures, LOSS: max(0.0, figures[f"float_{METRIC}"] - figures[METRIC])}

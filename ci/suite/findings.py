@@ -88,7 +88,7 @@ FOLLOWS = {
 
 def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
     """The findings of a program without those that an error of it causes: the error says them, too."""
-    kept: list[Finding] = []
+    roots: list[Finding] = []
     caused: dict[str, list[str]] = {}
     errors = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
     for finding in findings:
@@ -96,13 +96,13 @@ def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
         if cause:
             caused.setdefault(cause, []).append(finding.message)
         else:
-            kept.append(finding)
+            roots.append(finding)
     # Of several errors of one rule the first says it.
     return [
         replace(finding, message="; ".join([finding.message, *caused.pop(finding.rule)]))
         if finding.rule in caused
         else finding
-        for finding in kept
+        for finding in roots
     ]
 
 
@@ -142,9 +142,9 @@ class Causes:
     """What is lost of the outputs."""
     beyond: str = ""
     """The operators whose values leave fp16."""
-    chosen: str = ""
+    choices: str = ""
     """The operators whose indices are outputs."""
-    known: Sequence[str] = ()
+    faults: Sequence[str] = ()
     """Faults of the build that its operators can have."""
     place: Place | None = None
     """Of the first that has a line of the model."""
@@ -153,7 +153,7 @@ class Causes:
         """What was not proved on this program: known faults of the chip, which the quantized model on the CPU
         has not, and where quantizing loses most by the outputs of single operators."""
         of_chip = chip_differs(misses, figures) or not accuracy.against_nearest(figures)
-        likely = () if self.beyond else self.known if of_chip else filter(None, [self.losses])
+        likely = () if self.beyond else self.faults if of_chip else filter(None, [self.losses])
         return [f"suspected: {words}" for words in likely]
 
 
@@ -198,8 +198,8 @@ def accuracy_fix(
         return joined([alone, _naming(misses, figures, "", where, "")], "; or ")
     if causes.beyond:
         return BEYOND_FIX
-    if causes.chosen and all(miss.figure.endswith("agreement") for miss in misses):
-        return f"take {causes.chosen} out of the model: let it return the values, and choose on the CPU"
+    if causes.choices and all(miss.figure.endswith("agreement") for miss in misses):
+        return f"take {causes.choices} out of the model: let it return the values, and choose on the CPU"
     return _naming(misses, figures, divergence, where, otherwise)
 
 
@@ -273,13 +273,13 @@ class Evidence:
     """By what a program was measured."""
 
     kind: str
-    used: InputsUsed
+    inputs: InputsUsed
     suspected: bool = False
     """Whether a node can have a known fault."""
 
     def provisional(self, figures: Mapping[str, float]) -> bool:
         """Whether noise may be all that is wrong: the chip computes what it was given."""
-        return self.used.noise and not accuracy.computed_otherwise(figures, self.kind)
+        return self.inputs.noise and not accuracy.computed_otherwise(figures, self.kind)
 
 
 def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed]:
@@ -293,12 +293,12 @@ def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed
 
 def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
     """What is wrong with a good figure that only says how exact the mean of the outputs is; else empty."""
-    whole, varying = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
-    if not accuracy.of_the_mean(whole, varying):
+    sqnr_db, variation_db = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
+    if not accuracy.of_the_mean(sqnr_db, variation_db):
         return ""
     message = (
-        f"{in_decibels(whole)} SQNR, and {in_decibels(varying)} without the mean over the compared inputs:"
-        " the outputs hardly depend on the input, and that part is lost"
+        f"{in_decibels(sqnr_db)} SQNR, and {in_decibels(variation_db)} without the mean over the compared"
+        " inputs: the outputs hardly depend on the input, and that part is lost"
     )
     return "; ".join([message, *slices])
 

@@ -38,44 +38,44 @@ class OutputPart:
     words: str
     sqnr_db: float | None
     """None if it is constant in float: not judged."""
-    told: bool = True
+    is_news: bool = True
     """False of a whole output of which the usual figures say all."""
 
     def __str__(self) -> str:
         return self.words if self.sqnr_db is None else f"{self.words}: {in_decibels(self.sqnr_db)} SQNR"
 
 
-def parts_of(title: str, wanted: Any, found: Any, least: float = WRONG_DB) -> Iterator[OutputPart]:
+def parts_of(title: str, truth: Any, values: Any, least: float = WRONG_DB) -> Iterator[OutputPart]:
     """Of the inferences of one output, stacked: all of it, then what is lost in it, what is weak, and what is
     constant. Slices must have `least` dB."""
     # The squares of very large values stay finite.
-    size = max(float(abs(wanted).max()), float(abs(found).max())) or 1.0
-    compared = _Compared(title, wanted / size, found / size, least, 1 / size)
+    size = max(float(abs(truth).max()), float(abs(values).max())) or 1.0
+    compared = _Compared(title, truth / size, values / size, least, 1 / size)
     yield compared.part(title, ..., 0)
-    for axis in sorted({wanted.ndim - 1, 2} if wanted.ndim > 3 else {wanted.ndim - 1}):
-        if axis and wanted.shape[axis] > 1 and wanted.size // wanted.shape[axis] >= LEAST_VALUES:
+    for axis in sorted({truth.ndim - 1, 2} if truth.ndim > 3 else {truth.ndim - 1}):
+        if axis and truth.shape[axis] > 1 and truth.size // truth.shape[axis] >= LEAST_VALUES:
             yield from compared.along(axis)
 
 
 @dataclass(frozen=True)
 class _Compared:
     title: str
-    wanted: Any
-    found: Any
+    truth: Any
+    values: Any
     least: float
     unit: float
     """What 1 became."""
 
     def part(self, words: str, places: Any, axis: int) -> OutputPart:
         """As many dB less than `least` as it has values less than FEW, at most."""
-        wanted, found = self.wanted[places], self.found[places]
-        noise = float(((found - wanted) ** 2).sum())
-        sqnr_db, separate = decibels(float((wanted**2).sum()), noise), places is not ...
-        if (distinct := _few(wanted, found)) is not None:
-            axes = tuple(index for index in range(wanted.ndim) if index != axis or not separate)
-            varies = float(((wanted - wanted.mean(axes, keepdims=True)) ** 2).sum())
+        truth, values = self.truth[places], self.values[places]
+        noise = float(((values - truth) ** 2).sum())
+        sqnr_db, separate = decibels(float((truth**2).sum()), noise), places is not ...
+        if (distinct := _few(truth, values)) is not None:
+            axes = tuple(index for index in range(truth.ndim) if index != axis or not separate)
+            varies = float(((truth - truth.mean(axes, keepdims=True)) ** 2).sum())
             sqnr_db, separate = min(sqnr_db, decibels(varies, noise), self.least * distinct / FEW), True
-            of_float = _distinct(wanted, wanted.size)
+            of_float = _distinct(truth, truth.size)
             words += f", {plural(distinct, 'distinct value')} for {of_float:,} in float"
         return OutputPart(words, sqnr_db, separate)
 
@@ -83,30 +83,30 @@ class _Compared:
         """What is lost, weak or constant among the slices of a dimension."""
         import numpy
 
-        wanted, error = self.wanted, self.found - self.wanted
-        axes = tuple(index for index in range(wanted.ndim) if index != axis)
-        power, noise, varies = (wanted**2).mean(axes), (error**2).mean(axes), wanted.var(axes)
-        count = wanted.shape[axis]
+        truth, error = self.truth, self.values - self.truth
+        axes = tuple(index for index in range(truth.ndim) if index != axis)
+        power, noise, varies = (truth**2).mean(axes), (error**2).mean(axes), truth.var(axes)
+        count = truth.shape[axis]
 
-        def named(numbers: Any) -> str:
+        def title_of(numbers: Any) -> str:
             return f"{self.title}, {_numbers(numbers)} of {count} along dimension {axis - 1}"
 
         def slices(numbers: Any) -> Any:
             return (slice(None),) * axis + (numbers,)
 
         def lost(numbers: Any) -> Iterator[OutputPart]:
-            part = self.part(named(numbers), slices(numbers), axis)
+            part = self.part(title_of(numbers), slices(numbers), axis)
             if part.sqnr_db is not None and part.sqnr_db < self.least:
                 yield part
 
         still = varies <= STILL**2 * power
         if still.any() and not still.all():
-            yield OutputPart(f"{named(numpy.flatnonzero(still))}: constant in float, not judged", None)
+            yield OutputPart(f"{title_of(numpy.flatnonzero(still))}: constant in float, not judged", None)
         judged = ~still & ~self._decided(error, axes)
         below = judged & (power < 10 ** (self.least / 10) * noise)
 
         def has_few(numbers: Any) -> bool:
-            return _few(wanted[slices(numbers)], self.found[slices(numbers)]) is not None
+            return _few(truth[slices(numbers)], self.values[slices(numbers)]) is not None
 
         few = judged & [has_few(index) for index in range(count)]
         kind = judged & _of_a_weak_kind(varies, ~still)
@@ -115,7 +115,7 @@ class _Compared:
         noisy = below & (noise * (count - 1) >= NOISIER * (noise.sum() - noise))
         # Where many are dead, they are the noise of one another.
         right = judged & ~below
-        dead = below & (self.found.max(axes) == self.found.min(axes))
+        dead = below & (self.values.max(axes) == self.values.min(axes))
         noisy |= dead & (noise * right.sum() >= NOISIER * noise[right].sum())
         for several in (few | weak, noisy & ~few & ~weak):
             if several.any():
@@ -123,7 +123,7 @@ class _Compared:
         if (rest := below & ~few & ~weak & ~noisy).any():
             worst = decibels(1.0, float((noise[rest] / power[rest]).max()))
             yield OutputPart(
-                f"{named(numpy.flatnonzero(rest))}: {in_decibels(worst)} SQNR at worst; small values, as"
+                f"{title_of(numpy.flatnonzero(rest))}: {in_decibels(worst)} SQNR at worst; small values, as"
                 " exact as the others: not judged",
                 None,
             )
@@ -133,10 +133,10 @@ class _Compared:
         another kind they have another step, so none is."""
         import numpy
 
-        wanted = self.wanted / self.unit
-        if wanted.min() < 0 or wanted.max() > 1:
+        truth = self.truth / self.unit
+        if truth.min() < 0 or truth.max() > 1:
             return numpy.False_
-        near = numpy.minimum(wanted, 1 - wanted).max(axes) <= DECIDED
+        near = numpy.minimum(truth, 1 - truth).max(axes) <= DECIDED
         return near & (abs(error).max(axes) <= STEP * self.unit)
 
 
@@ -153,10 +153,10 @@ def _of_a_weak_kind(varies: Any, judged: Any) -> Any:
     return weak
 
 
-def _few(wanted: Any, found: Any) -> int | None:
+def _few(truth: Any, values: Any) -> int | None:
     """How many distinct values are found, where they are few for the expected ones."""
-    distinct = _distinct(found, FEW)
-    return distinct if distinct < FEW and _distinct(wanted, wanted.size) > MANY else None
+    distinct = _distinct(values, FEW)
+    return distinct if distinct < FEW and _distinct(truth, truth.size) > MANY else None
 
 
 def _distinct(values: Any, least: int) -> int:
@@ -174,5 +174,5 @@ def _numbers(numbers: Any) -> str:
         return f"slice {first}"
     if last - first == len(numbers) - 1:
         return f"slices {first} to {last}"
-    listed = ", ".join(str(int(number)) for number in numbers[:4])
-    return f"slices {listed}{' …' if len(numbers) > 4 else ''} ({len(numbers)})"
+    head = ", ".join(str(int(number)) for number in numbers[:4])
+    return f"slices {head}{' …' if len(numbers) > 4 else ''} ({len(numbers)})"

@@ -70,9 +70,9 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
     return group
 
 
-def add_accept(group: argparse._ActionsContainer, kept: str) -> None:
-    """`kept`: what it writes."""
-    switch(group, "--accept", f"expect the measured values from now on: {kept}")
+def add_accept(group: argparse._ActionsContainer, files: str) -> None:
+    """`files`: what it writes."""
+    switch(group, "--accept", f"expect the measured values from now on: {files}")
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
@@ -125,24 +125,24 @@ _OPERATORS = {"and", "or", "not", "(", ")"}
 _ALLOWED = (ast.Expression, ast.BoolOp, ast.UnaryOp, ast.Not, ast.And, ast.Or, ast.Constant)
 
 
-def matcher(expressions: Sequence[str], *, whole: bool = False) -> Callable[[str], bool]:
+def matcher(expressions: Sequence[str], *, whole_name: bool = False) -> Callable[[str], bool]:
     """A predicate over names, true where any of the expressions holds; without expressions always true.
 
-    A word matches any part of a name, in any case, and `*` in it matches anything; with `whole` a word with
-    `*` must match the whole name."""
-    parsed = [_parsed(expression, whole) for expression in expressions]
-    return lambda name: not parsed or any(_holds(*tree, name.lower()) for tree in parsed)
+    A word matches any part of a name, in any case, and `*` in it matches anything; with `whole_name` a word
+    with `*` must match the whole name."""
+    trees = [_parse(expression, whole_name) for expression in expressions]
+    return lambda name: not trees or any(_holds(*tree, name.lower()) for tree in trees)
 
 
 Words = Mapping[int, Callable[[str], bool]]
 """What each word asks of a name, by its place in the text that was parsed."""
 
 
-def _parsed(expression: str, whole: bool) -> tuple[ast.expr, Words]:
+def _parse(expression: str, whole_name: bool) -> tuple[ast.expr, Words]:
     text, words = "", {}
     for token in _TOKEN.findall(expression):
         if token not in _OPERATORS:
-            words[len(text)] = partial(_matches, token.lower(), whole=whole)
+            words[len(text)] = partial(_matches, token.lower(), whole_name=whole_name)
         text += f"{token if token in _OPERATORS else True} "
     try:
         tree = ast.parse(text, mode="eval")
@@ -165,10 +165,10 @@ def _holds(node: ast.expr, words: Words, name: str) -> bool:
     return words[node.col_offset](name)
 
 
-def _matches(word: str, name: str, *, whole: bool) -> bool:
+def _matches(word: str, name: str, *, whole_name: bool) -> bool:
     if "*" not in word:
         return word in name
-    return fnmatchcase(name, word if whole else f"*{word}*")
+    return fnmatchcase(name, word if whole_name else f"*{word}*")
 
 
 def shard(jobs: Iterable[Job], index: int, count: int) -> list[Job]:

@@ -28,7 +28,7 @@ class Precision:
         return bool(self.activations)
 
     @property
-    def written(self) -> str:
+    def suite_name(self) -> str:
         """Its name in suites: ExecuTorch's, if the lowering suite's scheme of that name is this one."""
         first = next(
             precision for precision in PRECISIONS.values() if precision.executorch == self.executorch
@@ -118,16 +118,16 @@ def precision_named(name: str) -> Precision:
             f"precision {name}: ONNX Runtime's provider takes weights and activations of 8 or 16 bits",
             fix="use 8a8w or 16a8w, or compile the PyTorch model (a .pt2), whose lane has this one",
         )
-    names = {name for precision in PRECISIONS.values() for name in (precision.written, precision.name)}
+    names = {name for precision in PRECISIONS.values() for name in (precision.suite_name, precision.name)}
     raise UnknownName(f"there is no precision {name!r}", plain, names)
 
 
 def written_name(name: str) -> str:
     """The one name that suites have for a precision: `16a8w` for `16a8w`, `w8a16`, `u16u8`. What is none
     stays as it is."""
-    for named in (lambda text: precision_named(text).written, scheme_named):
+    for name_of in (lambda text: precision_named(text).suite_name, scheme_named):
         with suppress(UsageError):
-            return named(name)
+            return name_of(name)
     return name
 
 

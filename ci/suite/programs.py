@@ -206,9 +206,9 @@ def with_accepted(programs: Sequence[P]) -> list[P]:
     if not programs:
         return []
     suite, profile, lane = programs[0].suite, programs[0].profile, programs[0].lane
-    held, baseline = accepted_thresholds(suite, profile, lane), load_baseline(suite, profile, lane)
+    thresholds, baseline = accepted_thresholds(suite, profile, lane), load_baseline(suite, profile, lane)
     return [
-        replace(program, accepted=held[program.run_name], recorded=baseline.of(program.name))
+        replace(program, accepted=thresholds[program.run_name], recorded=baseline.of(program.name))
         for program in programs
     ]
 
@@ -253,16 +253,16 @@ class Suites(LaneForm):
             for path in paths or [self.shipped]
             for program in self.programs_of(path, socs, profile=profile)
         ]
-        seen: dict[str, Program] = {}
+        by_name: dict[str, Program] = {}
         for program in programs:
-            if other := seen.get(program.name):
+            if namesake := by_name.get(program.name):
                 raise ManifestError(
                     program.suite,
                     f"case.{program.case_name}",
                     expected="a name that no other suite has",
-                    found=f"the one of {other.suite}",
+                    found=f"the one of {namesake.suite}",
                 )
-            seen[program.name] = program
+            by_name[program.name] = program
         return programs
 
     def choose(
@@ -276,34 +276,34 @@ class Suites(LaneForm):
         known_tags = {tag for program in programs for tag in program.run.tags}
         of_tags = {tag: {program.name for program in programs if tag in program.run.tags} for tag in tags}
         of_words = {word: set(filter(matcher([word]), names)) for word in words}
-        for flag, found, known, kind in (
+        for flag, matches, choices, kind in (
             ("--tag", of_tags, known_tags, "tags"),
             ("-k", of_words, names, "programs"),
         ):
-            for value, matching in found.items():
+            for value, matching in matches.items():
                 if not matching:
-                    raise self._nothing(f"{flag} {value} matches no program", kind, known, value)
-        chosen = [
+                    raise self._nothing(f"{flag} {value} matches no program", kind, choices, value)
+        result = [
             program
             for program in programs
             if all(
-                not found or any(program.name in matching for matching in found.values())
-                for found in (of_tags, of_words)
+                not matches or any(program.name in matching for matching in matches.values())
+                for matches in (of_tags, of_words)
             )
         ]
-        if not chosen:
+        if not result:
             flags = " ".join([*(f"--tag {tag}" for tag in tags), *(f"-k {word}" for word in words)])
             raise self._nothing(f"no program is left by {flags}", "tags", known_tags)
-        return chosen
+        return result
 
-    def _nothing(self, message: str, kind: str, known: Collection[str], value: str = "") -> UsageError:
+    def _nothing(self, message: str, kind: str, choices: Collection[str], value: str = "") -> UsageError:
         from difflib import get_close_matches
 
-        near = get_close_matches(value, known)
-        shown = list(dict.fromkeys([*near, *sorted(known)]))[:MAX_SUGGESTIONS]
-        more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+        near = get_close_matches(value, choices)
+        suggestions = list(dict.fromkeys([*near, *sorted(choices)]))[:MAX_SUGGESTIONS]
+        more = f" and {len(choices) - len(suggestions)} more" if len(choices) > len(suggestions) else ""
         return UsageError(
-            f"{message}; {kind} are {', '.join(shown) or 'on no run'}{more}",
+            f"{message}; {kind} are {', '.join(suggestions) or 'on no run'}{more}",
             fix=session(self.stages[0], "--list"),
         )
 

@@ -80,7 +80,7 @@ class Verdict:
     """What its row of the report has beside what all lanes' rows have."""
 
 
-def chosen(
+def choose(
     suites: Suites,
     choice: Choice,
     selection: Selection,
@@ -112,7 +112,7 @@ def show_list(programs: Sequence[Program]) -> int:
     return 0
 
 
-def accepted(is_asked: bool, suites: Suites, plan: L, measured: MeasuredValues, stage: StageRun) -> L:
+def accepted(is_asked: bool, suites: Suites, plan: L, values: MeasuredValues, stage: StageRun) -> L:
     """Write what was measured if that is asked for; returns the plan with what is accepted now. Runs that
     their suites have no more are dropped."""
     if not is_asked:
@@ -122,29 +122,29 @@ def accepted(is_asked: bool, suites: Suites, plan: L, measured: MeasuredValues, 
         return suites.repeat(program, stage.stage, every_chip=True).plus("--accept")
 
     profile, margin_db = plan.selection.profile, load_tolerances().sqnr_margin_db
-    _require_enough(plan.programs, measured.figures, margin_db)
+    _require_enough(plan.programs, values.figures, margin_db)
     now = list[Program]()
     for suite in dict.fromkeys(program.suite for program in plan.programs):
         programs = [program for program in plan.programs if program.suite == suite]
         all_programs = suites.programs_of(suite, profile=profile)
-        thresholds = thresholds_of(all_programs, _of(programs, measured.figures), margin_db, again)
+        thresholds = thresholds_of(all_programs, _of(programs, values.figures), margin_db, again)
         runs = {program.run_name for program in all_programs}
         baseline = load_baseline(suite, profile, suites.lane)
-        baseline.rewritten(_of(programs, measured.recorded), thresholds, runs)
+        baseline.rewritten(_of(programs, values.recorded), thresholds, runs)
         now += with_accepted(programs)
     return replace(plan, programs=tuple(now))
 
 
 def _require_enough(
-    programs: Sequence[Program], measured: Mapping[str, Mapping[str, float]], margin_db: float
+    programs: Sequence[Program], figures: Mapping[str, Mapping[str, float]], margin_db: float
 ) -> None:
     """What is below the limits of all programs is accepted by hand alone."""
     low = [
-        f"{program.name} ({name} {measured[program.name][name]:g})"
+        f"{program.name} ({name} {figures[program.name][name]:g})"
         for program in programs
-        if program.name in measured
+        if program.name in figures
         for name in low_figures(
-            measured[program.name],
+            figures[program.name],
             margin_db,
             program.run.kind,
             demanded=program.demanded,
@@ -172,40 +172,40 @@ def thresholds_of(
     Figures that the suite itself demands get none.
 
     Says of which run it has none; `again` is the command that measures each chip of it."""
-    measured: dict[str, list[Mapping[str, float]]] = {}
+    figures_by_run: dict[str, list[Mapping[str, float]]] = {}
     for name, figure in figures.items():
-        measured.setdefault(name.rpartition("/")[0], []).append(figure)
+        figures_by_run.setdefault(name.rpartition("/")[0], []).append(figure)
     runs: dict[str, list[Program]] = {}
     for program in programs:
         runs.setdefault(program.run_name, []).append(program)
-    wanted, kept = {}, []
+    thresholds, notes = {}, []
     for name, programs_of_run in runs.items():
-        first, of_run = programs_of_run[0], measured.get(name, [])
+        first, of_run = programs_of_run[0], figures_by_run.get(name, [])
         if first.thresholds is None or not of_run:
             continue
         title = f"{name} keeps its thresholds"
-        held = derived(accepted_figures(first, of_run), of_run, margin_db)
-        if missing := [program.soc for program in programs_of_run if program.name not in figures]:
-            verb = "was" if len(missing) == 1 else "were"
-            kept.append((f"{title}: {', '.join(missing)} {verb} not measured", again(first)))
-        elif absent := ", ".join(figure for figure, value in held.items() if math.isnan(value)):
+        bounds = derived(accepted_figures(first, of_run), of_run, margin_db)
+        if socs := [program.soc for program in programs_of_run if program.name not in figures]:
+            verb = "was" if len(socs) == 1 else "were"
+            notes.append((f"{title}: {', '.join(socs)} {verb} not measured", again(first)))
+        elif absent := ", ".join(figure for figure, value in bounds.items() if math.isnan(value)):
             place = accepted_path(first.suite, first.profile)
-            kept.append((f"{title}: its programs have no {absent}", f"remove {absent} of it from {place}"))
+            notes.append((f"{title}: its programs have no {absent}", f"remove {absent} of it from {place}"))
         else:
-            wanted[name] = threshold_values(held)
-    sys.stderr.writelines(f"{message}; {fix}\n" for message, fix in kept)
-    return wanted
+            thresholds[name] = threshold_values(bounds)
+    sys.stderr.writelines(f"{message}; {fix}\n" for message, fix in notes)
+    return thresholds
 
 
-def accepted_figures(program: Program, measured: Sequence[Mapping[str, float]]) -> list[str]:
+def accepted_figures(program: Program, rows: Sequence[Mapping[str, float]]) -> list[str]:
     """Figures that get a threshold: those that always do of floats or integers, where the programs have such
     outputs, and those that have one; without those that the suite demands."""
     has = [
         name
         for name in program.run.required_figures
-        if any(name.removeprefix("reference_") in row for row in measured)
+        if any(name.removeprefix("reference_") in row for row in rows)
     ]
-    low = [name for figures in measured for name in below_floor(figures, program.run.kind)]
+    low = [name for figures in rows for name in below_floor(figures, program.run.kind)]
     names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True), *low])
     return [name for name in names if name not in program.demanded]
 
@@ -328,10 +328,10 @@ def scores_of(
             )
             for program in alike
         ]
-        ended = run(tasks, home(own), "metrics of tasks", _line, plan.work.jobs)
+        outcomes = run(tasks, home(own), "metrics of tasks", _line, plan.work.jobs)
         results |= {
-            name: outcome if isinstance(outcome, Failure) else _measured(outcome, _log(plan, name))
-            for name, outcome in ended.items()
+            name: outcome if isinstance(outcome, Failure) else _metric_of(outcome, _log(plan, name))
+            for name, outcome in outcomes.items()
         }
     return results
 
@@ -346,7 +346,7 @@ def _line(name: str, outcome: TaskOutcome) -> Line:
     return Line("measured", in_words(read(MetricFigures, outcome).figures))
 
 
-def _measured(reply: dict[str, object], log: Path) -> MetricFigures:
+def _metric_of(reply: dict[str, object], log: Path) -> MetricFigures:
     log.unlink(missing_ok=True)
     return read(MetricFigures, reply)
 
@@ -387,8 +387,8 @@ def find_as_workers(environment: Environment) -> None:
 def source_of_executorch() -> dict[str, Metric]:
     """For a report: the tree and the commit of an executorch that was built from source."""
     overlays = (description_of(Path(entry)) for entry in sys.path if entry)
-    built = next(filter(None, overlays), None)
-    return {} if built is None else {"executorch": f"built from {built}"}
+    overlay = next(filter(None, overlays), None)
+    return {} if overlay is None else {"executorch": f"built from {overlay}"}
 
 
 def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:

@@ -32,34 +32,34 @@ class PrecisionFile(Model):
 
 
 def read_precision(path: Path, lane: str) -> PrecisionFile:
-    found = load(path, PrecisionFile)
-    if found.lane != lane:
+    file = load(path, PrecisionFile)
+    if file.lane != lane:
         fix = "tune the model in this lane: each lane names operators in its own way"
-        whose = f"{lane!r}, whose program it is for"
-        raise ManifestError(path, "lane", expected=whose, found=repr(found.lane), fix=fix)
-    return found
+        owner = f"{lane!r}, whose program it is for"
+        raise ManifestError(path, "lane", expected=owner, found=repr(file.lane), fix=fix)
+    return file
 
 
-def precision_file_of(named: Path | None, lane: str) -> PrecisionFile | None:
+def precision_file_of(path: Path | None, lane: str) -> PrecisionFile | None:
     """Of a command line."""
-    return read_precision(Parser.user_folder() / named, lane) if named else None
+    return read_precision(Parser.user_folder() / path, lane) if path else None
 
 
 def precision_text(lane: str, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
     lines = [f"# {comment}", f'lane = "{lane}"', f'precision = "{precision}"', "", "[nodes]"]
     for name, members in nodes.items():
-        listed = "".join(f"    {json.dumps(member, ensure_ascii=False)},\n" for member in members)
-        lines.append(f'"{name}" = [\n{listed}]')
+        rows = "".join(f"    {json.dumps(member, ensure_ascii=False)},\n" for member in members)
+        lines.append(f'"{name}" = [\n{rows}]')
     return "\n".join(lines) + "\n"
 
 
 def with_file(run: Mapping[str, object], folder: Path, lane: str) -> dict[str, object]:
     """A run of a suite with what its precision file says in it: the content, and not the name, decides what
     is compiled."""
-    named = run.get("precision_file")
-    if not isinstance(named, str):
+    file = run.get("precision_file")
+    if not isinstance(file, str):
         return dict(run)
-    path = folder / named
+    path = folder / file
     for field in ("precision", "nodes"):
         if field in run:
             raise ManifestError(
@@ -204,16 +204,16 @@ class SuiteFile:
 
 def parse_suite(document: Document, path: Path, form: LaneForm | None = None) -> SuiteFile:
     file = parse(document, _File, path)
-    known = lanes() if form is None else {**lanes(), form.lane: form.fields}
+    forms = lanes() if form is None else {**lanes(), form.lane: form.fields}
     raw: dict[str, dict[str, Document]] = {}
     places: dict[tuple[str, str], list[int]] = {}
     for name, case in document["case"].items():
         where = f"case.{name}"
         for number, run in enumerate(case["run"]):
-            if run["lane"] not in known:
-                place, one_of = f"{where}.run.{number}.lane", f"one of {', '.join(known)}"
+            if run["lane"] not in forms:
+                place, one_of = f"{where}.run.{number}.lane", f"one of {', '.join(forms)}"
                 raise ManifestError(path, place, expected=one_of, found=repr(run["lane"]))
-        own = {run["lane"]: known[run["lane"]].case for run in case["run"]}
+        own = {run["lane"]: forms[run["lane"]].case for run in case["run"]}
         # What no lane knows is refused with the other mistakes of the case.
         elsewhere = {field for fields in own.values() for field in fields}
         for number, run in enumerate(case["run"]):
@@ -231,10 +231,10 @@ def parse_suite(document: Document, path: Path, form: LaneForm | None = None) ->
     if form and form.lane in raw:
         cases = _cases(form, raw[form.lane], path, functools.partial(_place, places, form.lane))
     head = SuiteHead.model_validate({name: getattr(file, name) for name in SuiteHead.model_fields})
-    named = [name for name, value in head if value]
-    if named and form and [form.lane] == [*raw] and not form.runs_user_code:
+    names = [name for name, value in head if value]
+    if names and form and [form.lane] == [*raw] and not form.runs_user_code:
         expected, found = "a lane that runs code of the user's", f"runs of lane {form.lane} alone"
-        raise ManifestError(path, named[0], expected=expected, found=found, fix=f"remove {named[0]}")
+        raise ManifestError(path, names[0], expected=expected, found=found, fix=f"remove {names[0]}")
     return SuiteFile(path, head, tuple(raw), cases)
 
 
@@ -254,11 +254,11 @@ def lanes_of(path: Path) -> tuple[str, ...]:
 
 
 def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
-    others = {lane: lanes()[lane].stages for lane in file.lanes}
-    named = "; ".join(f"{', '.join(stages)} (lane = {lane!r})" for lane, stages in others.items())
-    first = next(stages[0] for stages in others.values())
+    stages_by_lane = {lane: lanes()[lane].stages for lane in file.lanes}
+    text = "; ".join(f"{', '.join(stages)} (lane = {lane!r})" for lane, stages in stages_by_lane.items())
+    first = next(stages[0] for stages in stages_by_lane.values())
     return UsageError(
-        f"{file.path} has no run with lane = {form.lane!r}, so nothing for {stage}; its stages are {named}",
+        f"{file.path} has no run with lane = {form.lane!r}, so nothing for {stage}; its stages are {text}",
         fix=session(first, "--suite", file.path),
     )
 

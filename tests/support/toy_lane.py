@@ -18,7 +18,7 @@ from ci.suite.stage import (
     Plan,
     Verdict,
     accepted,
-    chosen,
+    choose,
     finish,
     packages_of,
     report,
@@ -94,7 +94,7 @@ def verdict_of(program: ToyProgram, result: Result) -> Verdict:
 
 def run(options: StageOptions, goes_wrong: Mapping[str, object] | None = None) -> int:
     selection, accept = options.selection, options.accept
-    programs = chosen(
+    programs = choose(
         SUITES, options.choice, selection, lambda every: {row.name: Job(row.name) for row in every}
     )
     if options.list_only:

@@ -318,7 +318,7 @@ def test_one_model_is_red_or_warned_of_with_who_names_the_operator(
 ) -> None:
     if isinstance(figures, tuple):
         figures = dict(zip(("sqnr_db", "reference_sqnr_db"), figures, strict=False))
-    found, said = judged(kind, figures, Causes(known=["pad by a negative end"]), **more)
+    found, said = judged(kind, figures, Causes(faults=["pad by a negative end"]), **more)
     by_chance = "noise" in more and verdict == "warned"
     assert found == verdict and ("--calibrate" in said) == by_chance
     is_told = bool(verdict) and not by_chance
@@ -575,9 +575,9 @@ def test_beside_the_worst_sample_stand_the_median_and_one_that_is_far_below_all_
     assert (outlier in words) if outlier else "alone" not in words
 
 
-CHOSEN = Causes("quantizing loses most in aten.relu", chosen="aten.argmax.default at net.py:8")
+CHOSEN = Causes("quantizing loses most in aten.relu", choices="aten.argmax.default at net.py:8")
 TIES = {"agreement": 0.5, "choice_agreement": 0.9, "reference_choice_agreement": 1.0}
-KNOWN = Causes("quantizing loses most in aten.add", known=["cumsum is wrong"])
+KNOWN = Causes("quantizing loses most in aten.add", faults=["cumsum is wrong"])
 BEYOND = replace(KNOWN, beyond="mul has 1e6")
 
 

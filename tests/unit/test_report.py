@@ -190,7 +190,7 @@ def model_of(reports: Path, typed: str, precision: str = "8a8w") -> OneModel:
 
 def command(reports: Path, verb: str, typed: str, work: Callable[[ModelReport], int], **more: str) -> int:
     model = model_of(reports, typed, **more)
-    return reported(verb, model, model.named, work)
+    return reported(verb, model, model.traits, work)
 
 
 def prints(text: str) -> Callable[[ModelReport], int]:

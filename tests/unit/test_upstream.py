@@ -30,7 +30,7 @@ NAMES = {f"TestOps.test_{name}": name for name in ("abs", "conv", "fails", "hang
     ],
 )
 def test_expressions_choose_by_parts_of_names(expressions: list[str], chosen: set[str]) -> None:
-    matches = matcher(expressions, whole=True)
+    matches = matcher(expressions, whole_name=True)
     assert {name for test, name in NAMES.items() if matches(test)} == chosen
 
 

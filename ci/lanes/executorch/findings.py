@@ -370,6 +370,6 @@ def causes_of(
         losses=f"quantizing loses most in {losses[0].in_words()}" if losses else "",
         slices=slices,
         beyond=beyond_in_words(beyond),
-        chosen=" and ".join(dict.fromkeys(row.place for row in chosen)),
-        known=[*map(str, met)],
+        choices=" and ".join(dict.fromkeys(row.place for row in chosen)),
+        faults=[*map(str, met)],
     )

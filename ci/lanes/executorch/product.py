@@ -166,7 +166,7 @@ def product_of(
     suspects = suspected_of(program, facts, figures, plan.build_id)
     if model.search:
         # What is likely is said where nothing is measured.
-        causes = replace(causes, losses="", known=())
+        causes = replace(causes, losses="", faults=())
     where = model.command("quantize", program.soc, "--where")
     evidence = Evidence(program.run.kind, facts.used, bool(suspects))
     accuracy = verdict_of_one_model(stem, figures, slices, divergence, where, causes, evidence)

@@ -48,7 +48,7 @@ def _measured(order: Mapping[str, object]) -> EmulatorRun:
     try:
         both = (in_files(outputs, compiled, rows) for rows in (of.expected, of.reference))
         figures, slices = compared(*both, non_finite=of.non_finite)
-        each_db = each_sample_db(in_files(outputs, compiled, of.expected, chosen=False), len(of.inputs))
+        each_db = each_sample_db(in_files(outputs, compiled, of.expected, choices=False), len(of.inputs))
     except Unusable as unusable:
         blame(unusable, order)
         return EmulatorRun(rule=unusable.rule, message=str(unusable), seconds=seconds)
@@ -66,7 +66,7 @@ def _figures(order: Mapping[str, object]) -> dict[str, object]:
     request, wanted = read(MetricRequest, order), read(ComparedOutputs, order)
     os.chdir(request.working_folder)
     pairs, against = (
-        in_files(request.outputs, Path(wanted.compiled), rows, chosen=False)
+        in_files(request.outputs, Path(wanted.compiled), rows, choices=False)
         for rows in (wanted.compared.expected, wanted.compared.reference)
     )
     figures = side_by_side(request.function, pairs, against, len(wanted.compared.expected))

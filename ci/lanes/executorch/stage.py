@@ -38,7 +38,7 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.outcome import Failure, Result
 from ci.plain import as_json
 from ci.runner import Runner, ready_runner
-from ci.suite.accepted import Recorded, beside
+from ci.suite.accepted import Recorded, accepted_costs
 from ci.suite.accuracy import MetricFigures, rounded
 from ci.suite.findings import (
     shown_thresholds,
@@ -49,7 +49,7 @@ from ci.suite.stage import (
     Results,
     Verdict,
     accepted,
-    chosen,
+    choose,
     finish,
     of_program,
     report,
@@ -85,7 +85,7 @@ def run_lowering(options: StageOptions) -> int:
 
 
 def chosen_programs(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
-    return chosen(SUITES, choice, selection, jobs_of)
+    return choose(SUITES, choice, selection, jobs_of)
 
 
 def jobs_of(programs: Sequence[ExecutorchProgram]) -> dict[str, Job]:
@@ -117,7 +117,7 @@ def _row_of_compiled(
         "cpu_operators": len(record.left),
         "partition": [as_json(part) for part in record.partition],
         "costs": dict(costs_of(result)),
-        **beside(costs_of(result), plan.build_id, program.recorded),
+        **accepted_costs(costs_of(result), plan.build_id, program.recorded),
     }
 
 

@@ -37,7 +37,7 @@ from ci.suite.programs import NO_SUITE
 from ci.suite.stage import (
     Plan,
     Verdict,
-    chosen,
+    choose,
     finish,
     host_libraries,
     packages_of,
@@ -288,7 +288,7 @@ def run(options: StageOptions) -> int:
 
 
 def _chosen_programs(choice: Choice, selection: Selection) -> list[LlmProgram]:
-    return chosen(SUITES, choice, selection, lambda rows: {row.name: Job(row.name) for row in rows})
+    return choose(SUITES, choice, selection, lambda rows: {row.name: Job(row.name) for row in rows})
 
 
 def _measured(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:

@@ -11,7 +11,7 @@ from ci.lanes.onnx.orders import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.outcome import BY_ITSELF, Result, first_line, words_of
 from ci.plain import as_json
-from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, beside, growth
+from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, accepted_costs, growth
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.suite.findings import (
     PROVISIONAL,
@@ -41,7 +41,7 @@ def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:
     return Causes(
         slices=near.slices,
         beyond=beyond_in_words(near.beyond),
-        chosen=" and ".join(choices),
+        choices=" and ".join(choices),
     )
 
 
@@ -239,5 +239,5 @@ def row(program: OnnxProgram, result: Result) -> dict[str, Metric]:
         "slices": list(context.near.slices),
         "calibrated_by": facts.used.calibrating,
         "costs": dict(costs),
-        **beside(costs, build_id_of(result), program.recorded),
+        **accepted_costs(costs, build_id_of(result), program.recorded),
     }

@@ -356,7 +356,7 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
         return QuantizedModel(model=str(model))
     calibration = files.calibration()[: calibrating(order.case, run)]
     if not calibration:
-        message = f"{precision.written} needs calibration data"
+        message = f"{precision.suite_name} needs calibration data"
         fix = "calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16"
         raise UsageError(message, fix=fix)
     quantized = provider.quantized(
@@ -384,7 +384,7 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
 def _require_precision(model: Path, precision: Precision, operators: Collection[str]) -> None:
     has_quantization = "QuantizeLinear" in operators or "DequantizeLinear" in operators
     if has_quantization and precision.name != "qdq":
-        message = f"{model} is quantized already, and {precision.written} would quantize it again"
+        message = f"{model} is quantized already, and {precision.suite_name} would quantize it again"
         raise UsageError(message, fix=leave_out("--precision", ", or say --precision qdq"))
     if precision.name == "qdq" and not has_quantization:
         message = f"{model} holds no QuantizeLinear, so it is not a quantized model"
@@ -419,7 +419,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
         soc=order.soc,
         soc_id=soc.id,
         arch=soc.arch,
-        precision=precision.written,
+        precision=precision.suite_name,
         build_id=build,
         packages=provider.packages(),
         source=source_digest(located(case.model, order.search_path) if case.model else files.source),

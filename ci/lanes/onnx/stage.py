@@ -47,7 +47,7 @@ from ci.suite.stage import (
     Plan,
     Verdict,
     accepted,
-    chosen,
+    choose,
     export_log,
     finish,
     packages_of,
@@ -309,7 +309,7 @@ def run(options: StageOptions) -> int:
 
 
 def chosen_programs(choice: Choice, selection: Selection) -> list[OnnxProgram]:
-    return chosen(SUITES, choice, selection, jobs_of)
+    return choose(SUITES, choice, selection, jobs_of)
 
 
 def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues:

@@ -37,7 +37,7 @@ SHIPPED = MANIFESTS / "suites" / "models.toml"
 
 
 Count = Annotated[int, Field(ge=1)]
-NAMES = dict.fromkeys([*(precision.written for precision in PRECISIONS.values()), *PRECISIONS])
+NAMES = dict.fromkeys([*(precision.suite_name for precision in PRECISIONS.values()), *PRECISIONS])
 """Of precisions, those first that are written."""
 
 
@@ -52,7 +52,7 @@ class OnnxRun(MixedRun):
 
     @property
     def kind(self) -> str:
-        return precision_named(self.precision).written
+        return precision_named(self.precision).suite_name
 
     @property
     def required_figures(self) -> tuple[str, ...]:

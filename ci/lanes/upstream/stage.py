@@ -227,7 +227,7 @@ def make_plan(
 
 def choose(plan: UpstreamPlan, choice: Choice, tests: Sequence[str], *, sample: bool) -> list[Job]:
     """The tests that the flags name, sorted."""
-    matches = matcher(choice.words, whole=True)
+    matches = matcher(choice.words, whole_name=True)
     jobs = [plan.job(test) for test in (sample_of(tests) if sample else tests) if matches(test)]
     return sorted(shard(jobs, *parse_shard(choice.shard or "1/1")), key=lambda job: job.name)
 
