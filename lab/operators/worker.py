@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ci.lanes.upstream.worker import collect, listed, ran
+from ci.lanes.upstream.worker import collect, list_tests, run_test
 from lab.operators.suites import SUITES
 
-__all__ = ["listed", "prepare", "ran"]
+__all__ = ["list_tests", "prepare", "run_test"]
 
 
 def prepare(suite: str, logs: str) -> None:

@@ -41,7 +41,7 @@ def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it(
     Upstream().assert_close(device_output=[right * 1.1], ref_output=[right])
     with pytest.raises(AssertionError):
         Upstream().assert_close([right * 3], [right])
-    assert [(round(comparison.figure or 0), comparison.passed) for comparison in adapter.comparisons] == [
+    assert [(round(comparison.figure or 0), comparison.agrees) for comparison in adapter.comparisons] == [
         (20, True),
         (-6, False),
     ]

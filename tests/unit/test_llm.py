@@ -665,7 +665,7 @@ class TestTexts:
         shape = read_architecture(write_tokenizer(write_config_json(tmp_path)))
         text, order = tmp_path / "text.txt", replace(ORDER, model=str(tmp_path), context=1024)
         text.write_text("a b " * 150)
-        end = judged_text(order, shape, text, 100, 3, whole=whole).texts[-1]
+        end = judged_text(order, shape, text, 100, 3, fills_context=whole).texts[-1]
         assert len(shape.beginning) + len(end.prompt) + len(end.tokens) == last
         # Genie takes no longer prompt.
         assert len(end.prompt) <= 1024 - 32

@@ -96,7 +96,7 @@ def test_what_is_accepted_is_read_as_it_was_written(own: Path) -> None:
     )
     accept(verdict)
     assert loaded().tests == {FAILS: AcceptedTest(outcome="dies", reasons=(reason,), cost=(1.5, 20))}
-    assert (loaded().measured, loaded("SM8750").measured) == ("x", "")
+    assert (loaded().origin, loaded("SM8750").origin) == ("x", "")
 
 
 def test_the_committed_files_say_what_each_failure_costs_and_why() -> None:

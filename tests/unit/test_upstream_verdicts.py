@@ -45,20 +45,20 @@ def report(*, passed: bool = True, text: str = "") -> Any:
     ("passed", "comparisons", "result"),
     [
         (True, [], "passed"),
-        (True, [UpstreamComparison(60.0, passed=True), UpstreamComparison(20.0, passed=True)], "passed"),
+        (True, [UpstreamComparison(60.0, agrees=True), UpstreamComparison(20.0, agrees=True)], "passed"),
         # ExecuTorch's limits let them pass, and they are wrong.
-        (True, [UpstreamComparison(60.0, passed=True), UpstreamComparison(5.0, passed=True)], "bad_test"),
-        (True, [UpstreamComparison(0.0, passed=True)], "bad_test"),
+        (True, [UpstreamComparison(60.0, agrees=True), UpstreamComparison(5.0, agrees=True)], "bad_test"),
+        (True, [UpstreamComparison(0.0, agrees=True)], "bad_test"),
         # Compared with nothing but zeros.
-        (True, [UpstreamComparison(-EXACT_DB, passed=True)], "bad_test"),
+        (True, [UpstreamComparison(-EXACT_DB, agrees=True)], "bad_test"),
         (
             True,
-            [UpstreamComparison(50.0, passed=True), UpstreamComparison(math.nan, passed=True)],
+            [UpstreamComparison(50.0, agrees=True), UpstreamComparison(math.nan, agrees=True)],
             "bad_test",
         ),
         (False, [UpstreamComparison(45.0)], "wrong"),
         # Another assertion failed than that of the outputs.
-        (False, [UpstreamComparison(45.0, passed=True)], "failed"),
+        (False, [UpstreamComparison(45.0, agrees=True)], "failed"),
         (False, [], "failed"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_crash_by_a_signal_of_its_own_is_a_result_and_no_other_end(tmp_path: P
     plan: Any = SimpleNamespace(suite=next(iter(upstream_suites().values())), logs=tmp_path)
     step = stage.testing(plan)
     ends = [Failure.of_end(code, tmp_path / "log", ()) for code in (-11, 3, -9)]
-    results = [step.left(Job("t"), failure, tmp_path) for failure in ends]
+    results = [step.remains_of(Job("t"), failure, tmp_path) for failure in ends]
     assert [bool(result) for result in results] == [True, False, False]
 
 
@@ -156,7 +156,7 @@ def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it
     monkeypatch.setattr("resource.setrlimit", lambda *_: None)
     order = {"test": "t", "into": str(tmp_path), "log": str(tmp_path / "log"), "keep": False}
     with pytest.raises(InTrouble) as raised:
-        worker.ran(order)
+        worker.run_test(order)
     assert raised.value.trouble.kind == kind
 
 

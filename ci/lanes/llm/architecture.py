@@ -68,7 +68,7 @@ class LongRope(BaseModel):
     attention_factor: Number | None = None
 
 
-def _named(rope: Any) -> Any:
+def _new_rope(rope: Any) -> Any:
     """Old files have `type`."""
     if isinstance(rope, dict):
         return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
@@ -76,7 +76,7 @@ def _named(rope: Any) -> Any:
 
 
 Scaling = Annotated[
-    Annotated[Rope | Llama3Rope | LongRope, Field(discriminator="rope_type")], BeforeValidator(_named)
+    Annotated[Rope | Llama3Rope | LongRope, Field(discriminator="rope_type")], BeforeValidator(_new_rope)
 ]
 
 
@@ -277,8 +277,8 @@ class Architecture(BaseModel):
             "mlp.down_proj.weight": (width, hidden),
             "self_attn.o_proj.weight": (width, queries),
         }
-        for whole, rows in self._fused_rows.items():
-            counts = {whole: sum(rows.values())} if self.family.fused else rows
+        for tensor, rows in self._fused_rows.items():
+            counts = {tensor: sum(rows.values())} if self.family.fused else rows
             parts |= {f"{name}.weight": (count, width) for name, count in counts.items()}
         if self.bias:
             attention = self._fused_rows["self_attn.qkv_proj"]
@@ -311,11 +311,11 @@ class Architecture(BaseModel):
         """The checkpoint's tensor with a weight of the decoder, and the weight's rows there."""
         if name == "lm_head.weight":
             return "model.embed_tokens.weight" if self.tied else name, slice(None)
-        for whole, rows in self._fused_rows.items() if self.family.fused else ():
+        for tensor, rows in self._fused_rows.items() if self.family.fused else ():
             start = 0
             for part, count in rows.items():
                 if name.endswith(f"{part}.weight"):
-                    return f"model.{name.replace(part, whole)}", slice(start, start + count)
+                    return f"model.{name.replace(part, tensor)}", slice(start, start + count)
                 start += count
         return f"model.{name}", slice(None)
 
@@ -368,8 +368,8 @@ class Architecture(BaseModel):
             return plain
         low, high = float(scaling.low_freq_factor), float(scaling.high_freq_factor)
         turns = float(scaling.original_max_position_embeddings) * plain / (2 * math.pi)
-        kept = np.clip((turns - low) / (high - low), 0, 1)
-        scaled: Array = plain * kept + plain / float(scaling.factor) * (1 - kept)
+        share = np.clip((turns - low) / (high - low), 0, 1)
+        scaled: Array = plain * share + plain / float(scaling.factor) * (1 - share)
         return scaled
 
 
@@ -385,14 +385,14 @@ def read_architecture(folder: Path) -> Architecture:
     values = _with_old_keys(folder, _values(folder))
     kind = str(values.get("model_type"))
     if kind not in FAMILIES:
-        known = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
-        raise UsageError(f"{folder}: expected the model_type {known}; found {kind}", fix="name such a model")
-    shape = _parsed(folder / "config.json", values)
+        names = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
+        raise UsageError(f"{folder}: expected the model_type {names}; found {kind}", fix="name such a model")
+    shape = _shape_of(folder / "config.json", values)
     changes = dict[str, Any]()
     generation = folder / "generation_config.json"
     if generation.is_file():
         ends = read_object(generation).get("eos_token_id")
-        changes["ends_of_chats"] = _parsed(generation, {**values, "eos_token_id": ends}).ends
+        changes["ends_of_chats"] = _shape_of(generation, {**values, "eos_token_id": ends}).ends
     if tokenizer_decides(folder):
         # Models are trained with the tokenizer's tokens, and config.json may name another.
         changes["bos"] = first_token(folder)
@@ -403,18 +403,18 @@ NULLS = ("sliding_window",)
 """Keys whose null says something else than no key."""
 
 
-def _parsed(path: Path, values: Mapping[str, Any]) -> Architecture:
-    known = {name: value for name, value in values.items() if value is not None or name in NULLS}
+def _shape_of(path: Path, values: Mapping[str, Any]) -> Architecture:
+    fields = {name: value for name, value in values.items() if value is not None or name in NULLS}
     try:
-        return Architecture.model_validate({**FAMILIES[values["model_type"]].defaults, **known})
+        return Architecture.model_validate({**FAMILIES[values["model_type"]].defaults, **fields})
     except ValidationError as error:
         [first, *_] = error.errors()
     place = ": ".join(str(part) for part in first["loc"] if part not in ROPES)
-    found = f"; found {json.dumps(first['input'])}" if place and first["type"] != "missing" else ""
+    note = f"; found {json.dumps(first['input'])}" if place and first["type"] != "missing" else ""
     words = first["msg"].removeprefix("Value error, ")
     another = first["type"] in (NOT_BUILT, "literal_error", "none_required", "union_tag_invalid")
     raise UsageError(
-        f"{path}: {f'{place}: ' if place else ''}{words}{found}", fix=ANOTHER if another else PUBLISHED
+        f"{path}: {f'{place}: ' if place else ''}{words}{note}", fix=ANOTHER if another else PUBLISHED
     )
 
 

@@ -34,7 +34,7 @@ from ci.lanes.llm.orders import (
     MeasureOrder,
     Record,
     SpokenText,
-    measured,
+    measure_program,
     record_of,
 )
 from ci.lanes.llm.stage import WORKER, changed_files, environment, home_of, source_of
@@ -94,16 +94,16 @@ def run_model(prompt: Prompt) -> int:
     tokens = without_beginning(tokens_of(tokenizer, text), _beginning_of(order))
     require_short(tokens, order.context, order.prefill)
     if order.through == GENIE:
-        said = generate(folder / CONFIG, tokens, prompt.tokens, timeout=prompt.timeout)
+        answer = generate(folder / CONFIG, tokens, prompt.tokens, timeout=prompt.timeout)
     else:
-        said = _said_by_program(prompt, order, tokens)
-    words = words_after(tokenizer, tokens, said.tokens)
+        answer = _answer_of_program(prompt, order, tokens)
+    words = words_after(tokenizer, tokens, answer.tokens)
     sys.stdout.write(f"{'' if prompt.chat else prompt.text}{words}\n")
-    sys.stderr.write(f"{len(said.tokens)} tokens, stopped by {said.stopped}\n")
+    sys.stderr.write(f"{len(answer.tokens)} tokens, stopped by {answer.stopped}\n")
     return 0
 
 
-def _said_by_program(prompt: Prompt, order: CompileOrder, tokens: Sequence[int]) -> SpokenText:
+def _answer_of_program(prompt: Prompt, order: CompileOrder, tokens: Sequence[int]) -> SpokenText:
     """By ExecuTorch's. Its folder has what is read of the checkpoint."""
     logs = prompt.selection.reports.absolute() / "llm"
     compiled = replace(order, model=order.into)
@@ -163,16 +163,16 @@ def prepared(options: CheckOptions) -> Check:
     order = replace(order, model=str(folder))
     if not options.text.is_file():
         raise UsageError(f"--text {options.text}: there is no such file", fix="name a text file")
-    if changed := changed_files(out, record, options.selection.store):
-        raise CheckFailed(f"{out / changed[0]} is not what compile wrote", fix="compile it again")
-    whole = True
+    if files := changed_files(out, record, options.selection.store):
+        raise CheckFailed(f"{out / files[0]} is not what compile wrote", fix="compile it again")
+    fills_context = True
     if order.through == GENIE and options.on == "both":
         sizes = sizes_of(out / CONFIG)
         require_loadable(sizes, *KINDS)
-        whole = "prefill" in kinds_for_genie(sizes)
+        fills_context = "prefill" in kinds_for_genie(sizes)
     prefixes = max(4, options.tokens // TOKENS_OF_PREFIX)
     shape = read_architecture(folder)
-    text = judged_text(order, shape, options.text, options.tokens, prefixes, whole=whole)
+    text = judged_text(order, shape, options.text, options.tokens, prefixes, fills_context=fills_context)
     return Check(options, record, order, text)
 
 
@@ -200,11 +200,11 @@ class Check:
             add("llm-text", self._tokenizer_problems(), "report it with the checkpoint's tokenizer.json")
         source = source_of(order, options.selection.store)
         names = sorted({*source, *self.record.source})
-        changed = [file for file in names if source.get(file) != self.record.source.get(file)]
-        if changed:
-            sys.stderr.write(f"{order.model}: changed since it was compiled: {', '.join(changed)}\n")
-        judgement = verdicts.Judgement.of(order.precision, self._measured(), options.limits)
-        add("llm-accuracy", judgement.problems, "compile it again, then check" if changed else judgement.fix)
+        changes = [file for file in names if source.get(file) != self.record.source.get(file)]
+        if changes:
+            sys.stderr.write(f"{order.model}: changed since it was compiled: {', '.join(changes)}\n")
+        judgement = verdicts.Judgement.of(order.precision, self._measure(), options.limits)
+        add("llm-accuracy", judgement.problems, "compile it again, then check" if changes else judgement.fix)
         if warning := judgement.bounds.warning:
             fix = "take a higher precision; calibrating by other text helps where activations are cut off"
             add("llm-rounding", [warning], fix, Severity.WARNING)
@@ -228,16 +228,16 @@ class Check:
         if has_template(folder):
             texts.append(chat_text(folder, texts[0][:PREFIX], ""))
             without_beginning(tokens_of(tokenizer, texts[-1]), bos)
-        read = encoded(folder / CONFIG, texts, timeout=self.options.timeout)
-        for name, text, tokens in zip(("text", "chat"), texts, read, strict=False):
+        rows = encoded(folder / CONFIG, texts, timeout=self.options.timeout)
+        for name, text, tokens in zip(("text", "chat"), texts, rows, strict=False):
             yield from tokenizer_differences(Path(self.order.model), name, text, tokens, bos)
 
-    def _measured(self) -> MeasuredProgram:
+    def _measure(self) -> MeasuredProgram:
         options, order = self.options, self.order
         timeout, logs = options.timeout, options.selection.reports.absolute() / "llm"
         measure = MeasureOrder(compiled=order, text=self.text, timeout=timeout)
         with ask_worker(order.through, options.selection, logs, timeout) as ask:
-            return measured(ask, measure, self.record.size, logits=options.on == "both")
+            return measure_program(ask, measure, self.record.size, logits=options.on == "both")
 
 
 def tokenizer_differences(
@@ -245,15 +245,15 @@ def tokenizer_differences(
 ) -> Iterator[str]:
     """Where the whole of what Genie reads, with the token that it puts first, is not what transformers' own
     tokenizer gives by its defaults. The template of a chat writes the first token."""
-    seen, special = list(tokens), False
+    reading, special = list(tokens), False
     if tokenizer_decides(checkpoint):
-        seen = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
+        reading = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
         special = name == "text"
-    expected, _ = encoded_by_transformers(checkpoint, text, special)
-    if seen != expected:
-        place = next(at for at, pair in enumerate(zip_longest(seen, expected)) if pair[0] != pair[1])
+    reference, _ = encoded_by_transformers(checkpoint, text, special)
+    if reading != reference:
+        place = next(at for at, pair in enumerate(zip_longest(reading, reference)) if pair[0] != pair[1])
         near = slice(max(0, place - 1), place + 3)
         yield (
-            f"of a {name} Genie reads {seen[near]} from position {near.start}, and transformers' tokenizer"
-            f" gives {expected[near]}"
+            f"of a {name} Genie reads {reading[near]} from position {near.start}, and transformers' tokenizer"
+            f" gives {reference[near]}"
         )

@@ -144,7 +144,7 @@ def compile_context(graph: Path, number: int, soc: Soc, binary: Path, *, fp16: b
         }
         _on_htp(graph, soc, entries, fp16=fp16)
         [compiled] = Path(folder).glob("*.bin")
-        onnx.save(_named(compiled, wrapper, number, binary.name), str(binary.with_suffix(".onnx")))
+        onnx.save(_rename_graph(compiled, wrapper, number, binary.name), str(binary.with_suffix(".onnx")))
         shutil.move(compiled, binary)
 
 
@@ -172,7 +172,7 @@ def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) ->
         ) from error
 
 
-def _named(binary: Path, wrapper: Path, number: int, file: str) -> Any:
+def _rename_graph(binary: Path, wrapper: Path, number: int, file: str) -> Any:
     """ONNX Runtime uses a hash as the graph's name. The new name has the same length, because lengths are
     part of the file. Returns the wrapper with the new name, and with `file` as the binary's."""
     wrapping = onnx.load(str(wrapper))
@@ -217,16 +217,16 @@ def _step(sessions: Sequence[Any], encodings: Mapping[str, Encoding]) -> Step:
     """Parts one after the other, of which each reads what the one before has computed."""
 
     def step(inputs: Sample) -> Sample:
-        known = {
+        tensors = {
             name: encodings[name].integers(values) if name in encodings else values
             for name, values in inputs.items()
         }
         outputs = Sample()
         for session in sessions:
             names = [value.name for value in session.get_outputs()]
-            feed = {value.name: known[value.name] for value in session.get_inputs()}
+            feed = {value.name: tensors[value.name] for value in session.get_inputs()}
             outputs |= zip(names, session.run(names, feed), strict=True)
-            known |= outputs
+            tensors |= outputs
         return {
             name: encodings[name].floats(values) if name in encodings else values.astype(np.float32)
             for name, values in outputs.items()

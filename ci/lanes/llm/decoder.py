@@ -40,9 +40,9 @@ class DecoderAttention(nn.Module):
         self.o_proj = nn.Linear(heads, shape.hidden_size, bias=False)
         self.rotated = rotated
         if shape.family.norms:
-            whole = shape.family.norms == "whole"
-            self.q_norm = Norm(heads if whole else shape.head_dim, shape.rms_norm_eps)
-            self.k_norm = Norm(groups if whole else shape.head_dim, shape.rms_norm_eps)
+            across_heads = shape.family.norms == "whole"
+            self.q_norm = Norm(heads if across_heads else shape.head_dim, shape.rms_norm_eps)
+            self.k_norm = Norm(groups if across_heads else shape.head_dim, shape.rms_norm_eps)
 
     def forward(
         self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
@@ -210,7 +210,7 @@ def load_decoder(
     places = {name: shape.stored(name) for name in decoder.state_dict()}
     shapes = shape.tensors
     stored = dict(tensors_of(folder, {name: shapes[name] for name, _ in places.values()}))
-    state = {name: stored[whole][rows] for name, (whole, rows) in places.items()}
+    state = {name: stored[source][rows] for name, (source, rows) in places.items()}
     if shape.family.gemma:
         state = {name: _of_gemma(name, tensor, shape) for name, tensor in state.items()}
     decoder.load_state_dict(state, assign=True)
@@ -227,10 +227,10 @@ def _of_gemma(name: str, weight: Tensor, shape: Architecture) -> Tensor:
 def resized(decoder: Decoder, count: int) -> Decoder:
     """The whole decoder for another number of tokens, with the same weights in memory."""
     with torch.device("meta"):
-        other = Decoder(decoder.shape, count, decoder.context)
-    other.load_state_dict(decoder.state_dict(), assign=True)
-    other.eval()
-    return other
+        copy = Decoder(decoder.shape, count, decoder.context)
+    copy.load_state_dict(decoder.state_dict(), assign=True)
+    copy.eval()
+    return copy
 
 
 def require_halves(decoder: Decoder) -> None:

@@ -204,26 +204,26 @@ def forced_logits(config: Path, texts: Sequence[ForcedText], words: int, *, time
     settings = emulator_settings(config)
     dialog = settings["dialog"]
     # The model's own end may stand in a text, and Genie would stop there.
-    said = {token for text in texts for token in text.tokens}
-    dialog["context"]["eos-token"] = next(token for token in range(words) if token not in said)
+    tokens = {token for text in texts for token in text.tokens}
+    dialog["context"]["eos-token"] = next(token for token in range(words) if token not in tokens)
     dialog["sampler"] = {"version": 1, "type": "custom", "callback-name": GENIE_SAMPLER}
     dialog["max-num-tokens"] = dialog["context"]["size"]
     with tempfile.TemporaryDirectory(prefix="qnn-ci-logits-") as scratch:
         order = GenieOrder(folder=str(config.parent), settings=settings, forced=list(texts), logits=scratch)
         _reply(order, timeout)
-        found = [np.fromfile(Path(scratch, str(number)), np.float32) for number in range(len(texts))]
-    for text, rows in zip(texts, found, strict=True):
+        logits = [np.fromfile(Path(scratch, str(number)), np.float32) for number in range(len(texts))]
+    for text, rows in zip(texts, logits, strict=True):
         if rows.size != len(text.tokens) * words:
             raise CheckFailed(
                 f"Genie gave {rows.size} logits for {len(text.tokens)} tokens of {words} words",
                 fix="report it, with the version of onnxruntime-qnn",
             )
-    return [rows.reshape(-1, words) for rows in found]
+    return [rows.reshape(-1, words) for rows in logits]
 
 
 def _reply(order: GenieOrder, timeout: float) -> GenieReply:
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "ci.lanes.llm.genie"],
             input=json.dumps(as_json(order)),
             capture_output=True,
@@ -237,18 +237,18 @@ def _reply(order: GenieOrder, timeout: float) -> GenieReply:
         raise CheckFailed(
             f"Genie gave no answer in {timeout:g} s", fix="give it longer with --timeout"
         ) from None
-    if ended.returncode:
-        raise refusal(f"{ended.stdout}{ended.stderr}", how_it_ended(ended.returncode))
-    return read(GenieReply, json.loads(ended.stdout.splitlines()[-1]))
+    if process.returncode:
+        raise refusal(f"{process.stdout}{process.stderr}", how_it_ended(process.returncode))
+    return read(GenieReply, json.loads(process.stdout.splitlines()[-1]))
 
 
-def refusal(output: str, how: str) -> CheckFailed:
-    known = nearest(f"{output}\nGenie {how}")
+def refusal(output: str, ending: str) -> CheckFailed:
+    explanation = nearest(f"{output}\nGenie {ending}")
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
     words = f": {lines[-1][:300]}" if lines else ""
-    if known:
-        return CheckFailed(f"Genie {how}{words}. {known.cause}", fix=known.fix, output=output)
-    return CheckFailed(f"Genie {how}{words}", fix="--debug shows all that it printed", output=output)
+    if explanation:
+        return CheckFailed(f"Genie {ending}{words}. {explanation.cause}", fix=explanation.fix, output=output)
+    return CheckFailed(f"Genie {ending}{words}", fix="--debug shows all that it printed", output=output)
 
 
 # The process: a GenieOrder is its input, a GenieReply its last line.
@@ -276,12 +276,12 @@ class ForcedChoice:
     """Genie's sampler here: it says given tokens, then `end`, and keeps the logits of each choice."""
 
     def __init__(self, end: int) -> None:
-        self.end, self.left, self.logits = end, list[int](), list[bytes]()
+        self.end, self.rest, self.logits = end, list[int](), list[bytes]()
         self.callback = SAMPLE(self._choose)
 
-    def _choose(self, size: int, logits: int, _count: int, chosen: Any, _: Any) -> None:
+    def _choose(self, size: int, logits: int, _count: int, choice: Any, _: Any) -> None:
         self.logits.append(ctypes.string_at(logits, size))
-        chosen[0] = self.left.pop(0) if self.left else self.end
+        choice[0] = self.rest.pop(0) if self.rest else self.end
 
 
 class Dialog:
@@ -313,17 +313,17 @@ class Dialog:
 
         array = (ctypes.c_uint32 * len(prompt))(*prompt)
         arguments = self._dialog, array, len(prompt), COMPLETE, TOKENS(take), None
-        status = self._call("GenieDialog_tokenQuery", *arguments, allowed=CONTEXT_EXCEEDED)
+        status = self._call("GenieDialog_tokenQuery", *arguments, normal=CONTEXT_EXCEEDED)
         if status:
             # Genie answers no other prompt after it, not even after a reset.
             return SpokenText(tokens, "context")
         self._call("GenieDialog_reset", self._dialog)
         return SpokenText(tokens, "length" if len(tokens) >= self._most else "eos")
 
-    def _call(self, function: str, *arguments: Any, allowed: int = 0) -> int:
-        """The status of a function of Genie's; ends the process unless it is 0 or `allowed`."""
+    def _call(self, function: str, *arguments: Any, normal: int = 0) -> int:
+        """The status of a function of Genie's; ends the process unless it is 0 or `normal`."""
         status = int(getattr(self._genie, function)(*arguments))
-        if status not in (0, allowed):
+        if status not in (0, normal):
             sys.stdout.flush()
             sys.stderr.write(f"{function}: status {status}\n")
             # Genie crashes if it is freed after a failure.
@@ -339,7 +339,7 @@ def force(genie: Any, order: GenieOrder) -> None:
         sys.exit(f"{register}: status {status}")
     dialog = Dialog(genie, order.settings)
     for number, text in enumerate(order.forced):
-        choice.left, choice.logits = list(text.tokens), []
+        choice.rest, choice.logits = list(text.tokens), []
         dialog.answer(text.prompt)
         # The last row is of the end, which follows no token of the text.
         Path(order.logits, str(number)).write_bytes(b"".join(choice.logits[: len(text.tokens)]))

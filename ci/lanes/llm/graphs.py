@@ -86,10 +86,10 @@ def call(
 ) -> Sample:
     """The inputs of a graph of `count` places for tokens, or rows of hidden values, that begin at `position`.
     Zeros fill the places that are left; nothing looks back at them. `caches` are those of this graph."""
-    past, used = context - count, len(tokens)
+    past, length = context - count, len(tokens)
     values = np.asarray(tokens)
     x = np.zeros((1, count, *values.shape[1:]), np.int32 if values.ndim == 1 else np.float32)
-    x[0, :used] = values
+    x[0, :length] = values
     mask = np.full((1, 1, count, context), far, np.float32)
     mask[..., :position] = 0
     mask[..., past:][..., np.tril(np.ones((count, count), bool))] = 0
@@ -180,9 +180,9 @@ def prepared(model: Path) -> Path:
     """The graph as QNN's quantizer takes it."""
     from onnxruntime.quantization.execution_providers.qnn import qnn_preprocess_model
 
-    changed = model.with_name("preprocessed.onnx")
+    output = model.with_name("preprocessed.onnx")
     with quiet():
-        return changed if qnn_preprocess_model(str(model), str(changed)) else model
+        return output if qnn_preprocess_model(str(model), str(output)) else model
 
 
 def ranges_of(graph: Path, calibration: Iterable[Sample]) -> Ranges:
@@ -194,8 +194,8 @@ def ranges_of(graph: Path, calibration: Iterable[Sample]) -> Ranges:
         augmented = str(graph.with_name("augmented.onnx"))
         calibrator = create_calibrator(graph, augmented_model_path=augmented, use_external_data_format=True)
         calibrator.collect_data(_reader(calibration))
-        seen = calibrator.compute_data()
-    ends = {name: (float(ends.lowest.min()), float(ends.highest.max())) for name, ends in seen.items()}
+        data = calibrator.compute_data()
+    ends = {name: (float(ends.lowest.min()), float(ends.highest.max())) for name, ends in data.items()}
     operators = onnx.load(str(graph), load_external_data=False).graph
     return [ends.get(name) for name in _computed_tensors(operators)]
 
@@ -227,7 +227,7 @@ def quantize(
     graph: Path,
     ranges: Ranges,
     sample: Sample,
-    written: Path,
+    output: Path,
     encodings: Mapping[str, Encoding],
     *,
     four_bits: bool = False,
@@ -243,9 +243,9 @@ def quantize(
     with quiet():
         operators = onnx.load(str(graph), load_external_data=False).graph
         overrides = _overrides(operators, encodings)
-        for name, seen in zip(_computed_tensors(operators), ranges, strict=True):
-            if seen:
-                override = _override_of(_encoding_of(*widened(*seen)))
+        for name, bounds in zip(_computed_tensors(operators), ranges, strict=True):
+            if bounds:
+                override = _override_of(_encoding_of(*widened(*bounds)))
                 overrides[name] = {**override, **overrides.get(name, {})}
         if four_bits:
             channels = {"quant_type": QuantType.QInt4, "axis": 1, "symmetric": True}
@@ -259,8 +259,8 @@ def quantize(
             # They would give a cache's few bits to all that meets it: query, scores, softmax and mix.
             add_qtype_converts=False,
         )
-        run_quantizer(str(graph), str(written), config)
-    _integers_at_the_edges(written)
+        run_quantizer(str(graph), str(output), config)
+    _integers_at_the_edges(output)
 
 
 def _encoding_of(low: float, high: float) -> Encoding:
@@ -307,8 +307,8 @@ def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[
     overrides = {name: _override_of(encoding) for name, encoding in encodings.items()}
     for name in [encoding for encoding in encodings if encoding.startswith("past_")]:
         cache, tensor = overrides[name], name.replace("_in", "_out")
-        [joined] = [node for node in graph.node if node.op_type == "Concat" and name in node.input]
-        overrides |= {joined.output[0]: cache, tensor: cache}
+        [concat] = [node for node in graph.node if node.op_type == "Concat" and name in node.input]
+        overrides |= {concat.output[0]: cache, tensor: cache}
         while makers[tensor].op_type in ("Transpose", "Reshape", "Unsqueeze"):
             tensor = makers[tensor].input[0]
             overrides[tensor] = cache
@@ -353,15 +353,15 @@ def _integers_at_the_edges(path: Path) -> None:
         converter = makers[value.name]
         if converter.op_type != "DequantizeLinear":
             continue
-        integers, others = converter.input[0], readers.get(value.name, [])
+        integers, consumers = converter.input[0], readers.get(value.name, [])
         value.type.tensor_type.elem_type = constants[converter.input[2]].data_type
         _replace_input(readers[integers], integers, value.name)
         maker = makers[integers]
         maker.output[list(maker.output).index(integers)] = value.name
-        if others:
+        if consumers:
             converter.output[0] = f"{value.name}_float"
             _replace_input(
-                [other for other in others if other is not converter], value.name, converter.output[0]
+                [node for node in consumers if node is not converter], value.name, converter.output[0]
             )
         else:
             graph.node.remove(converter)

@@ -43,7 +43,7 @@ from ci.lanes.llm.orders import (
     SuiteOrder,
     Window,
     Windows,
-    measured,
+    measure_program,
 )
 from ci.lanes.llm.rounding import (
     SCHEMES,
@@ -77,10 +77,10 @@ def order_suite(order: SuiteOrder) -> MeasuredProgram:
     if compiling.quantized:
         rows = windows(folder, shape, folder / QUANTIZED_BY, compiling.context)
         compiling = replace(compiling, calibration=rows)
-    written = _runtime_of(compiling).compile_checkpoint(compiling)
+    facts = _runtime_of(compiling).compile_checkpoint(compiling)
     text = judged_text(compiling, shape, folder / JUDGED, SUITE_TOKENS, SUITE_PREFIXES)
     measure = MeasureOrder(compiled=compiling, text=text, timeout=order.timeout)
-    return measured(lambda **order: facts_of(order), measure, written.size)
+    return measure_program(lambda **order: facts_of(order), measure, facts.size)
 
 
 def order_figures(order: MeasureOrder) -> Readings:
@@ -93,11 +93,11 @@ def order_figures(order: MeasureOrder) -> Readings:
     exact = [logits_of(reference, row) for row in rows]
     del reference
     gc.collect()
-    reader, found = reader_of(compiled, shape, order.kind), list[Window]()
-    for row, expected in zip(rows, exact, strict=True):
+    reader, results = reader_of(compiled, shape, order.kind), list[Window]()
+    for row, logits in zip(rows, exact, strict=True):
         reader.restart()
-        found.append(window_of(reader.read(row[:-1]), expected[:-1], row[1:]))
-    return Readings({f"{order.kind}_htp": found})
+        results.append(window_of(reader.read(row[:-1]), logits[:-1], row[1:]))
+    return Readings({f"{order.kind}_htp": results})
 
 
 def order_answer(order: AnswerOrder) -> SpokenText:
@@ -117,11 +117,11 @@ def order_answer(order: AnswerOrder) -> SpokenText:
     return SpokenText(tokens, "eos")
 
 
-def _whole(shape: Architecture, text: ForcedText) -> list[int]:
+def _all_tokens(shape: Architecture, text: ForcedText) -> list[int]:
     return [*shape.beginning, *text.prompt, *text.tokens]
 
 
-def _needed(text: ForcedText) -> int:
+def _logits_count(text: ForcedText) -> int:
     """How many of the last logits of a whole text: its tokens are chosen from all of them but the last."""
     return len(text.tokens) + 1
 
@@ -138,19 +138,19 @@ def genie_windows(
     shape: Architecture, reference: Any, texts: Sequence[ForcedText], logits: Sequence[Array]
 ) -> Windows:
     """Prefill's at the end of each prompt, and decode's after it."""
-    expected = [logits_of(reference, _whole(shape, text), _needed(text))[:-1] for text in texts]
-    return _windows_of_texts(texts, expected, logits)
+    exact = [logits_of(reference, _all_tokens(shape, text), _logits_count(text))[:-1] for text in texts]
+    return _windows_of_texts(texts, exact, logits)
 
 
 def _windows_of_texts(
-    texts: Sequence[ForcedText], expected: Sequence[Array], logits: Sequence[Array]
+    texts: Sequence[ForcedText], exact: Sequence[Array], logits: Sequence[Array]
 ) -> Windows:
-    found: Windows = {f"{kind}_genie": [] for kind in KINDS}
-    for text, theirs, rows in zip(texts, expected, logits, strict=True):
-        for of_kind, part in zip(found.values(), (slice(0, 1), slice(1, None)), strict=True):
+    results: Windows = {f"{kind}_genie": [] for kind in KINDS}
+    for text, floats, rows in zip(texts, exact, logits, strict=True):
+        for of_kind, part in zip(results.values(), (slice(0, 1), slice(1, None)), strict=True):
             if following := text.tokens[part]:
-                of_kind.append(window_of(rows[part], theirs[part], following))
-    return found
+                of_kind.append(window_of(rows[part], floats[part], following))
+    return results
 
 
 def order_rounding(order: MeasureOrder) -> Rounded:
@@ -161,22 +161,22 @@ def order_rounding(order: MeasureOrder) -> Rounded:
     shape, scheme = read_architecture(folder), SCHEMES[compiled.through, compiled.precision]
     model = rounded_model(
         load_reference(folder),
-        [*rows, *(_whole(shape, text) for text in texts)],
+        [*rows, *(_all_tokens(shape, text) for text in texts)],
         text.few,
         scheme,
-        last=[*(0 for _ in rows), *map(_needed, texts)],
+        last=[*(0 for _ in rows), *map(_logits_count, texts)],
         calibration=compiled.calibration,
     )
     count = len(rows)
     exact, rounded = ([logits[:-1] for logits in readings] for readings in (model.exact, model.rounded))
-    read = _windows_of_texts(texts, exact[count:], rounded[count:]) if texts else {}
-    read[WINDOWS] = [
+    results = _windows_of_texts(texts, exact[count:], rounded[count:]) if texts else {}
+    results[WINDOWS] = [
         window_of(rounded_row, exact_row, row[1:])
         for rounded_row, exact_row, row in zip(rounded, exact, rows, strict=False)
     ]
     layers = [shape.part(number, compiled.parts) for number in range(compiled.parts)]
-    kept = model.kept_from([first for first, _ in layers])
-    return Rounded(read, [_decibels_of(shape, part, model.kept, kept) for part in layers])
+    values = model.outputs_from([first for first, _ in layers])
+    return Rounded(results, [_decibels_of(shape, part, model.outputs, values) for part in layers])
 
 
 def _decibels_of(
@@ -189,10 +189,10 @@ def _decibels_of(
     return {name: _typical([_errors(exact[name], rounded[name], -2)]) for name in names}
 
 
-def _errors(expected: Array, found: Array, axis: int) -> Array:
+def _errors(reference: Array, values: Array, axis: int) -> Array:
     """At each position, which `axis` has: the error for each unit of signal."""
-    axes = tuple(index for index in range(expected.ndim) if index != axis % expected.ndim)
-    error, signal = (np.square(x, dtype=np.float64).sum(axes) for x in (found - expected, expected))
+    axes = tuple(index for index in range(reference.ndim) if index != axis % reference.ndim)
+    error, signal = (np.square(x, dtype=np.float64).sum(axes) for x in (values - reference, reference))
     ratios: Array = error / np.maximum(signal, TINY)
     return ratios
 
@@ -207,7 +207,7 @@ def _typical(errors: Sequence[Array]) -> float:
 
 def order_parts(order: MeasureOrder) -> Parts:
     """How far each part's outputs are from float's, where its inputs are float's."""
-    compiled, found = order.compiled, list[PartDistances]()
+    compiled, distances = order.compiled, list[PartDistances]()
     shape, runtime = read_architecture(Path(compiled.model)), _runtime_of(compiled)
     x: Any = order.text.few
     count = compiled.count(order.kind)
@@ -217,12 +217,12 @@ def order_parts(order: MeasureOrder) -> Parts:
         outputs = outputs_of(decoder, x)
         # One part's binary at a time: that of the part before is released.
         of_part = compiled, shape, order.kind, [number]
-        held = [_distance(runtime.htp_step(*of_part), compiled.context, count, decoder, x, outputs)]
+        sides = [_distance(runtime.htp_step(*of_part), compiled.context, count, decoder, x, outputs)]
         if compiled.quantized:
-            held.append(_distance(runtime.cpu_step(*of_part), compiled.context, count, decoder, x, outputs))
-        found.append(PartDistances(number, order.kind, (first, last - 1), *held))
+            sides.append(_distance(runtime.cpu_step(*of_part), compiled.context, count, decoder, x, outputs))
+        distances.append(PartDistances(number, order.kind, (first, last - 1), *sides))
         x = outputs[decoder.outputs[0]][0]
-    return Parts(found)
+    return Parts(distances)
 
 
 def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, outputs: Sample) -> Decibels:
@@ -230,8 +230,8 @@ def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, ou
     for start, inputs in blocks(decoder, x, outputs, context, count, compared_places(len(x), count)):
         for name, values in step(inputs).items():
             axis = place_axis(name) if name.startswith("past_") else 1
-            expected = outputs[name].take(range(start, start + count), axis)
-            errors.setdefault(name, []).append(_errors(expected, values.reshape(expected.shape), axis))
+            reference = outputs[name].take(range(start, start + count), axis)
+            errors.setdefault(name, []).append(_errors(reference, values.reshape(reference.shape), axis))
     return {name: _typical(rows) for name, rows in errors.items()}
 
 

@@ -197,7 +197,7 @@ class MeasuredProgram:
     parts: list[PartDistances]
 
 
-def measured(
+def measure_program(
     ask: Callable[..., Any], measure: MeasureOrder, size: int, *, logits: bool = True
 ) -> MeasuredProgram:
     """All that is measured of a program. A worker answers in a fork each time, so that the emulator's memory

@@ -102,9 +102,9 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
         raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
     text = calibrate_of(model)
     precision = written_name(model.precision or "fp16")
-    if precision not in (known := PRECISIONS[through]):
+    if precision not in (choices := PRECISIONS[through]):
         raise UsageError(
-            f"precision {precision}: language models are compiled in {', '.join(known)} through {through}",
+            f"precision {precision}: language models are compiled in {', '.join(choices)} through {through}",
             fix="take 16a8w",
         )
     shape = read_architecture(folder)
@@ -156,11 +156,11 @@ def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
     right = [count for count in range(1, most + 1) if not is_wrong_in_genie(precision, count)]
     if parts in right:
         return
-    expected = f"at most {most} through {through}"
+    words = f"at most {most} through {through}"
     if parts <= most:
-        expected = f"1 or an even number, as Genie computes others in {precision} wrong"
+        words = f"1 or an even number, as Genie computes others in {precision} wrong"
     nearest = min(right, key=lambda count: (abs(count - parts), -count))
-    raise UsageError(f"--parts {parts}: expected {expected}", fix=add_flags("--parts", str(nearest)))
+    raise UsageError(f"--parts {parts}: expected {words}", fix=add_flags("--parts", str(nearest)))
 
 
 def parts_of(shape: Architecture, precision: str) -> int:
@@ -209,11 +209,11 @@ def products_of(model: OneModel, programs: Sequence[Checkpoint]) -> list[Product
 def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     order, output = program.compiled, model.output
     assert result.folder is not None
-    store, written = model.selection.store, read(Written, result.facts)
+    store, facts = model.selection.store, read(Written, result.facts)
     files = {path.name: path for path in sorted(result.folder.iterdir())}
     record = Record(
         order=order,
-        size=written.size,
+        size=facts.size,
         source=source_of(order, store),
         files=digests_of(store, files),
     )
@@ -222,10 +222,10 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     entries = output.absolute().iterdir() if earlier else ()
     stale = [path for path in entries if earlier and path.name in earlier.files]
     genie = order.through == GENIE
-    what = f"{written.binaries} binaries" if genie else "a program"
+    content = f"{facts.binaries} binaries" if genie else "a program"
     costs = f"{seconds(result.facts['cpu_seconds'])} of a core and {size(result.facts['peak'])} of memory"
     words = [
-        f"{output}: {what}, {size(written.size)}, {costs}; see its README.md",
+        f"{output}: {content}, {size(facts.size)}, {costs}; see its README.md",
         f"try it: {session('run', output, 'The answer is')}",
     ]
     return Product({**files, "README.md": readme_of(order), RECORD: record.as_text()}, words, stale=stale)
@@ -273,13 +273,13 @@ class CompileNeeds:
     def lines(self, output: Path) -> Iterator[str]:
         folder = next(path for path in (output.absolute(), *output.absolute().parents) if path.is_dir())
         free = {"memory": available_memory(), "disk": disk_usage(folder).free}
-        needed = {"memory": self.memory, "disk": self.disk}
+        needs = {"memory": self.memory, "disk": self.disk}
         amounts = [
             f"{size(amount)} of {name}" + (f" ({size(free[name] or 0)} free)" if free[name] else "")
-            for name, amount in needed.items()
+            for name, amount in needs.items()
         ]
         yield f"about {seconds(self.seconds)} of one core, {', '.join(amounts)}"
-        for name, amount in needed.items():
+        for name, amount in needs.items():
             if (room := free[name]) is not None and amount > room:
                 remedy = "; more --parts take less" if name == "memory" else ""
                 yield f"warning: {size(amount)} of {name} is more than the {size(room)} free{remedy}"
@@ -289,7 +289,7 @@ def pace() -> float:
     """How many times as long this machine takes as the measured one."""
     numbers, times = np.random.default_rng(1).standard_normal(SORTED), []
     for _ in range(3):
-        began = time.thread_time()
+        start = time.thread_time()
         np.exp(np.sort(numbers))
-        times.append(time.thread_time() - began)
+        times.append(time.thread_time() - start)
     return min(times) / SORTED_SECONDS

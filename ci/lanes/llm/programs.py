@@ -240,8 +240,8 @@ def _passes(integers: torch.dtype) -> Any:
     """Those of executorch, without conversions at the edges."""
 
     def type_of(node: Any) -> torch.dtype | None:
-        read = node.op == "placeholder" and (node.name == "mask" or node.name.startswith("caches_"))
-        return integers if read or is_graph_output(node) else None
+        is_input = node.op == "placeholder" and (node.name == "mask" or node.name.startswith("caches_"))
+        return integers if is_input or is_graph_output(node) else None
 
     manager = get_qnn_pass_manager_cls(QnnExecuTorchBackendType.kHtpBackend)
     passes = manager.get_capture_program_passes()
@@ -302,16 +302,16 @@ def compile_checkpoint(order: CompileOrder) -> Written:
     folder, out = Path(order.model), Path(order.into)
     shape = read_architecture(folder)
     counts = {METHODS[kind]: order.count(kind) for kind in METHODS}
-    whole = load_decoder(folder, shape, order.context, order.context)
-    layouts = {name: RunnerLayout(resized(whole, count)) for name, count in counts.items()}
+    decoder = load_decoder(folder, shape, order.context, order.context)
+    layouts = {name: RunnerLayout(resized(decoder, count)) for name, count in counts.items()}
     inputs = {name: layout.inputs([0], 0, layout.empty()) for name, layout in layouts.items()}
     modules: dict[str, Any] = dict(layouts)
     edges: Mapping[str, Encoding] = {}
     if order.quantized:
         rows = order.calibration
-        outputs = outputs_of_rows(whole, rows)
+        outputs = outputs_of_rows(decoder, rows)
         calls = {
-            name: layouts[name].calibration(samples(whole, rows, outputs, order.context, count))
+            name: layouts[name].calibration(samples(decoder, rows, outputs, order.context, count))
             for name, count in counts.items()
         }
         modules = quantized(layouts, calls, order.precision, order.soc)
@@ -319,7 +319,7 @@ def compile_checkpoint(order: CompileOrder) -> Written:
         for name, module in modules.items():
             torch.export.save(torch.export.export(module, inputs[name]), on_cpu_file(out, name))
     else:
-        require_halves(whole)
+        require_halves(decoder)
     constants = metadata(shape, order.context, order.prefill, edges)
     lower(modules, inputs, constants, order.soc, out / PROGRAM, edges["mask"].dtype if edges else "")
     for name in SHIPPED:

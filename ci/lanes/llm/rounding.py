@@ -51,8 +51,8 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
             for ours, factors in zip(shape.rotation(positions, rope), theirs, strict=True)
         ]
     # transformers computes angles in float32.
-    allowed = 1e-5 + 2 * np.finfo(np.float32).eps * positions
-    wrong = np.flatnonzero(~(np.max(errors, axis=0) <= allowed))
+    limits = 1e-5 + 2 * np.finfo(np.float32).eps * positions
+    wrong = np.flatnonzero(~(np.max(errors, axis=0) <= limits))
     if wrong.size:
         raise CheckFailed(
             f"rope differs from transformers' at position {wrong[0]} of {context}",
@@ -124,9 +124,9 @@ class Rounding:
     scheme: Scheme
     ranges: Ranges = field(default_factory=dict)
     phase: Literal["see", "pass", "round"] = "see"
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
     """The latest values that a part of the layers hands on."""
-    given: Mapping[int, Tensor] = field(default_factory=dict)
+    inputs: Mapping[int, Tensor] = field(default_factory=dict)
     """By layer, what it gets in place of its input."""
 
     def __call__(self, name: str, values: Tensor, bits: int = 0, *, cache: bool = False) -> Tensor:
@@ -143,8 +143,8 @@ class Rounding:
         if cache:
             high = max(-low, high) * MARGIN
             low = -high
-        known = self.ranges.get(name, (low, high))
-        self.ranges[name] = min(low, known[0]), max(high, known[1])
+        ends = self.ranges.get(name, (low, high))
+        self.ranges[name] = min(low, ends[0]), max(high, ends[1])
         return values
 
 
@@ -173,7 +173,7 @@ def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
 
 @dataclass(frozen=True)
 class RoundedModel:
-    """`exact` and `rounded` are the logits of rows; `kept` is what float's layers hand on while they read
+    """`exact` and `rounded` are the logits of rows; `outputs` is what float's layers hand on while they read
     one. Keys, values and hidden values are named as the graphs' outputs."""
 
     reference: Any
@@ -181,13 +181,13 @@ class RoundedModel:
     exact: list[Array]
     rounded: list[Array]
     row: Sequence[int]
-    kept: Mapping[str, Array]
+    outputs: Mapping[str, Array]
 
-    def kept_from(self, cuts: Sequence[int]) -> dict[str, Array]:
+    def outputs_from(self, cuts: Sequence[int]) -> dict[str, Array]:
         """The same of the rounded model, where each layer of `cuts` gets what float's gets."""
-        inputs = {cut: torch.from_numpy(self.kept[f"hidden_{cut}"]) for cut in cuts if cut}
-        self.rounding.given = inputs
-        return _kept(self.reference, self.rounding, self.row)
+        inputs = {cut: torch.from_numpy(self.outputs[f"hidden_{cut}"]) for cut in cuts if cut}
+        self.rounding.inputs = inputs
+        return _outputs(self.reference, self.rounding, self.row)
 
 
 def rounded_model(
@@ -206,13 +206,13 @@ def rounded_model(
     linear = _hooked(reference, rounding)
     tied = reference.get_input_embeddings().weight
     with torch.no_grad():
-        for known in calibration:
-            _logits(reference, known)
+        for sample in calibration:
+            _logits(reference, sample)
         if calibration:
             rounding.phase = "pass"
-        wanted = list(zip(rows, last or [0] * len(rows), strict=True))
-        exact = [_logits(reference, tokens, count) for tokens, count in wanted]
-        kept = _kept(reference, rounding, row)
+        pairs = list(zip(rows, last or [0] * len(rows), strict=True))
+        exact = [_logits(reference, tokens, count) for tokens, count in pairs]
+        outputs = _outputs(reference, rounding, row)
         for name, module in linear.items():
             weight = rounded_weight(name, module.weight, scheme)
             if module.weight is tied:
@@ -221,8 +221,8 @@ def rounded_model(
                 # In its place: a whole 1B beside its checkpoint's pages would be 10 GB.
                 module.weight.copy_(weight)
         rounding.phase = "round"
-        again = [_logits(reference, tokens, count) for tokens, count in wanted]
-    return RoundedModel(reference, rounding, exact, again, row, kept)
+        readings = [_logits(reference, tokens, count) for tokens, count in pairs]
+    return RoundedModel(reference, rounding, exact, readings, row, outputs)
 
 
 def _hooked(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
@@ -241,13 +241,13 @@ def _hooked(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
         return (rounding(f"{name} input", inputs[0]), *inputs[1:])
 
     def into(layer: int, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (rounding.given.get(layer, inputs[0]), *inputs[1:])
+        return (rounding.inputs.get(layer, inputs[0]), *inputs[1:])
 
     def out_of(layer: int, _module: Any, _inputs: Any, output: Any) -> Any:
         # Gemma 3's layers give a tuple.
-        first, *others = output if isinstance(output, tuple) else (output,)
-        hidden = rounding.kept[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", first)
-        return (hidden, *others) if isinstance(output, tuple) else hidden
+        first, *rest = output if isinstance(output, tuple) else (output,)
+        hidden = rounding.outputs[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", first)
+        return (hidden, *rest) if isinstance(output, tuple) else hidden
 
     linear: dict[str, nn.Linear] = {}
     for name, module in reference.named_modules():
@@ -267,10 +267,10 @@ def _hooked(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
     return linear
 
 
-def _kept(reference: Any, rounding: Rounding, row: Sequence[int]) -> dict[str, Array]:
+def _outputs(reference: Any, rounding: Rounding, row: Sequence[int]) -> dict[str, Array]:
     with torch.no_grad():
         logits = _logits(reference, row)
-    return {**{name: tensor.numpy() for name, tensor in rounding.kept.items()}, "logits": logits}
+    return {**{name: tensor.numpy() for name, tensor in rounding.outputs.items()}, "logits": logits}
 
 
 def _logits(reference: Any, row: Sequence[int], last: int = 0) -> Array:
@@ -319,7 +319,7 @@ def _attention(
     # What is computed has integers of its own first.
     key = rounding(f"{name} keys", rounding(f"{name} new keys", key), scheme.cache, cache=True)
     value = rounding(f"{name} values", value, scheme.cache, cache=True)
-    rounding.kept |= {f"past_key_{layer}_out": key, f"past_value_{layer}_out": value}
+    rounding.outputs |= {f"past_key_{layer}_out": key, f"past_value_{layer}_out": value}
     if scheme.factors:
         key = rounding(f"{name} keys", key, scheme.factors, cache=True)
         value = rounding(f"{name} values", value, scheme.factors, cache=True)

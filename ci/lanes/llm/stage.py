@@ -103,8 +103,8 @@ class LlmPlan(Plan):
 
     @classmethod
     def of(cls, programs: Sequence[LlmProgram], selection: Selection, work: WorkOptions) -> LlmPlan:
-        lowered = any(program.run.through == EXECUTORCH for program in programs)
-        qnn_environment = ready_environment(selection, os.environ) if lowered else None
+        needs_executorch = any(program.run.through == EXECUTORCH for program in programs)
+        qnn_environment = ready_environment(selection, os.environ) if needs_executorch else None
         logs = selection.reports.absolute() / "llm"
         packages = packages_of(programs, selection.store)
         return cls(tuple(programs), selection, work, logs, packages, qnn_environment)
@@ -156,9 +156,9 @@ def language_step(
     )
 
 
-def _asked(what: str, order: CompileOrder | SuiteOrder) -> dict[str, object]:
+def _request_of(task: str, order: CompileOrder | SuiteOrder) -> dict[str, object]:
     """The request of an order; the task itself says which folder is the result's."""
-    request = {"do": what, **as_json(order)}
+    request = {"do": task, **as_json(order)}
     request.pop("into", None)
     return request
 
@@ -204,7 +204,7 @@ def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -
             ),
             timeout=plan.work.timeout,
         )
-        return _asked("suite", order)
+        return _request_of("suite", order)
 
     return language_step(
         plan,
@@ -221,22 +221,22 @@ def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -
 def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
     """Digests of all that a compile may read of a checkpoint, by name."""
     files = sorted(Path(order.model).iterdir())
-    read = {path.name: path for path in files if path.suffix in READ or path.name == TEMPLATE}
-    return digests_of(store, read)
+    paths = {path.name: path for path in files if path.suffix in READ or path.name == TEMPLATE}
+    return digests_of(store, paths)
 
 
 def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
     """What is not as `compile` wrote it, by its record."""
     present = {name: folder / name for name in record.files if (folder / name).is_file()}
-    found = digests_of(store, present)
-    return [name for name, digest in record.files.items() if found.get(name) != digest]
+    digests = digests_of(store, present)
+    return [name for name, digest in record.files.items() if digests.get(name) != digest]
 
 
 def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
     digests = Digests(store)
-    found = {name: digests.of(path) for name, path in paths.items()}
+    by_name = {name: digests.of(path) for name, path in paths.items()}
     digests.save()
-    return found
+    return by_name
 
 
 def compiling(plan: LlmPlan, order: CompileOrder) -> Step:
@@ -245,15 +245,15 @@ def compiling(plan: LlmPlan, order: CompileOrder) -> Step:
     def key(program: LlmProgram, qnn: Key) -> Key:
         calibration = hashlib.sha256(json.dumps(order.calibration).encode()).hexdigest()
         rest = as_json(replace(order, model="", calibration=[], into=""))
-        read = source_of(order, plan.selection.store)
-        files: dict[str, Metric] = {**read, "the text to calibrate by": calibration}
+        digests = source_of(order, plan.selection.store)
+        files: dict[str, Metric] = {**digests, "the text to calibrate by": calibration}
         return {"what": "compile", "name": program.case_name, "order": rest, "files": files, **qnn}
 
     return language_step(
         plan,
         "llm-compile",
         "language models",
-        request=lambda program: _asked("compile" if order.through == GENIE else "lower", order),
+        request=lambda program: _request_of("compile" if order.through == GENIE else "lower", order),
         key=key,
         by_executorch=True,
         cost=lambda program: Job(program.name, 60.0, MEMORY),
@@ -273,14 +273,14 @@ def run(options: StageOptions) -> int:
         first, *_ = plan.programs
         model = run_cached_step(training(plan), [first])[first.name]
         models = {program.name: model for program in plan.programs}
-        measured = _measured(plan, models)
+        results = _measure(plan, models)
         # Of a program whose model was not trained, the finding about the model says it.
         verdicts = {
             program.name: Verdict(findings_of(program, result), report_row(program, result))
             for program in plan.programs
-            if (result := measured.get(program.name))
+            if (result := results.get(program.name))
         }
-        report(stage, SUITES, plan, verdicts, {MODELS: models, VERDICTS: measured})
+        report(stage, SUITES, plan, verdicts, {MODELS: models, VERDICTS: results})
         of_case = {program.case_name: program for program in plan.programs}
         for name, program in of_case.items():
             stage.findings += model_findings(name, program.case.perplexity, models[program.name])
@@ -291,8 +291,8 @@ def _chosen_programs(choice: Choice, selection: Selection) -> list[LlmProgram]:
     return choose(SUITES, choice, selection, lambda rows: {row.name: Job(row.name) for row in rows})
 
 
-def _measured(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
-    measured = dict[str, Result]()
+def _measure(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
+    results = dict[str, Result]()
     for through in (GENIE, EXECUTORCH):
         trained = [
             program
@@ -300,5 +300,5 @@ def _measured(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
             if program.run.through == through and (model := models[program.name]).folder and not model.failure
         ]
         if trained:
-            measured |= run_cached_step(reading(plan, models, through), trained)
-    return measured
+            results |= run_cached_step(reading(plan, models, through), trained)
+    return results

@@ -20,12 +20,12 @@ PRECISIONS = {GENIE: ("fp16", "16a8w", FOUR_BITS), EXECUTORCH: ("fp16", "16a8w",
 """By what the model speaks through."""
 
 
-def _written(value: object) -> object:
+def _precision_of(value: object) -> object:
     return written_name(value) if isinstance(value, str) else value
 
 
 class LlmRun(SuiteRun):
-    precision: Annotated[Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(_written)]
+    precision: Annotated[Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(_precision_of)]
     through: Literal["genie", "executorch"] = "genie"
     parts: Annotated[int, Field(ge=1)] = 1
     """Into how many binaries Genie's layers are split."""
@@ -43,9 +43,9 @@ class LlmRun(SuiteRun):
 
     @model_validator(mode="after")
     def _is_offered(self) -> LlmRun:
-        known = PRECISIONS[self.through]
-        if self.precision not in known:
-            raise ValueError(f"precision: expected {', '.join(known)} through {self.through}")
+        choices = PRECISIONS[self.through]
+        if self.precision not in choices:
+            raise ValueError(f"precision: expected {', '.join(choices)} through {self.through}")
         if self.through == EXECUTORCH and self.parts > 1:
             raise ValueError("parts: a program is one, with all layers")
         return self

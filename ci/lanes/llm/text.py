@@ -70,10 +70,10 @@ def windows(folder: Path, shape: Architecture, text: Path, context: int, most: i
     starts = range(0, len(tokens) - length + 1, length)[:most]
     rows = [[*shape.beginning, *tokens[at : at + length]] for at in starts]
     if len(rows) < most:
-        needed = quoted("wc", "-w", str(text))
+        command = quoted("wc", "-w", str(text))
         raise CheckFailed(
             f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
-            fix=f"give a longer text ({needed} counts its words), or a shorter --context",
+            fix=f"give a longer text ({command} counts its words), or a shorter --context",
         )
     for row in rows[CHAT_PLACE::CHAT_SHARE]:
         row[:] = chat_row(folder, tokenizer, shape, row)
@@ -105,7 +105,7 @@ def judged_text(
     tokens: int,
     prefixes: int,
     *,
-    whole: bool = True,
+    fills_context: bool = True,
 ) -> JudgedText:
     """What of a text is read: known before any worker starts. Unless `whole`, Genie's text ends where the
     windows do: where decode reads the prompt, too, all of the context would take too long."""
@@ -118,27 +118,26 @@ def judged_text(
     own = length - len(shape.beginning)
     for_prefixes = max(lengths) + (len(lengths) - 1) * PREFIX + CONTINUED
     few = min(context, max(MIN_TOKENS, order.prefill + 1))
-    wanted = max(for_prefixes, count * own, few - len(shape.beginning))
-    if len(stream) < wanted:
+    least = max(for_prefixes, count * own, few - len(shape.beginning))
+    if len(stream) < least:
         raise UsageError(
-            f"{path} has {len(stream)} tokens: {prefixes} prefixes and {count} windows of {own} need"
-            f" {wanted}",
-            fix=f"name a text of {wanted} tokens, --text FILE, or give fewer --tokens",
+            f"{path} has {len(stream)} tokens: {prefixes} prefixes and {count} windows of {own} need {least}",
+            fix=f"name a text of {least} tokens, --text FILE, or give fewer --tokens",
         )
-    if (seen := share_of_runs(stream[:wanted], order.calibration)) > MAX_OVERLAP:
+    if (overlap := share_of_runs(stream[:least], order.calibration)) > MAX_OVERLAP:
         raise UsageError(
-            f"{seen:.0%} of what would be read of {path} is in the text that it was quantized by, too",
+            f"{overlap:.0%} of what would be read of {path} is in the text that it was quantized by, too",
             fix="give another text",
         )
     texts: list[ForcedText] = []
     if order.through == GENIE:
         most = context - order.prefill
         texts = prefixes_of(stream, lengths)
-        said = max(own, PREFIX + CONTINUED)
-        end = context - len(shape.beginning) if whole else said
+        span = max(own, PREFIX + CONTINUED)
+        end = context - len(shape.beginning) if fills_context else span
         # A shorter text is read again: the places are what counts.
         long = list(itertools.islice(itertools.cycle(stream), end))
-        prompt = max(PREFIX, min(end - said + PREFIX, most))
+        prompt = max(PREFIX, min(end - span + PREFIX, most))
         texts.append(ForcedText(long[:prompt], long[prompt:]))
     rows, [row] = (windows(folder, shape, path, *size) for size in ((length, count), (few, 1)))
     return JudgedText(rows, row, texts, words[:SAMPLE_CHARS])
@@ -146,9 +145,9 @@ def judged_text(
 
 def share_of_runs(tokens: Sequence[int], rows: Iterable[Sequence[int]]) -> float:
     """The share of tokens that are in runs of these rows, wherever the runs begin."""
-    known = {tuple(row[at : at + RUN]) for row in rows for at in range(0, len(row) - RUN + 1, RUN)}
+    runs = {tuple(row[at : at + RUN]) for row in rows for at in range(0, len(row) - RUN + 1, RUN)}
     inside = set[int]()
     for at in range(len(tokens) - RUN + 1):
-        if tuple(tokens[at : at + RUN]) in known:
+        if tuple(tokens[at : at + RUN]) in runs:
             inside.update(range(at, at + RUN))
     return len(inside) / len(tokens)

@@ -178,9 +178,9 @@ def _perplexity(model: Any, rows: Sequence[Sequence[int]], bos: int, eos: int) -
     lost, count = 0.0, 0
     with torch.no_grad():
         for row in rows:
-            whole = torch.tensor([bos, *row, eos])
+            tokens = torch.tensor([bos, *row, eos])
             lost += float(
-                functional.cross_entropy(model(whole[None, :-1]).logits[0], whole[1:], reduction="sum")
+                functional.cross_entropy(model(tokens[None, :-1]).logits[0], tokens[1:], reduction="sum")
             )
-            count += len(whole) - 1
+            count += len(tokens) - 1
     return math.exp(lost / count)

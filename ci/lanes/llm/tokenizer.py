@@ -35,12 +35,12 @@ def tokenizer_decides(folder: Path) -> bool:
 def _without_models() -> Iterator[None]:
     """Let a process that has no torch import transformers without it: with torch it takes five times as long.
     Workers, which need its models, have imported torch before."""
-    wanted = {} if "torch" in sys.modules else {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
-    os.environ.update(wanted)
+    values = {} if "torch" in sys.modules else {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for name in wanted:
+        for name in values:
             del os.environ[name]
 
 
@@ -50,10 +50,10 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 def _is_of_transformers_5(settings: Mapping[str, object]) -> bool:
     """transformers 4 knows neither its class of tokenizers nor its list of extra tokens; tokenizer.json has
     them all."""
-    named = (settings.get("tokenizer_class"), settings.get("backend"))
+    names = (settings.get("tokenizer_class"), settings.get("backend"))
     return (
-        "TokenizersBackend" in named
-        or "tokenizers" in named
+        "TokenizersBackend" in names
+        or "tokenizers" in names
         or isinstance(settings.get("extra_special_tokens"), list)
     )
 
@@ -91,8 +91,8 @@ def transformers_tokenizer(folder: Path) -> Any:
 def encoded_by_transformers(folder: Path, text: str, special: bool = True) -> tuple[list[int], list[int]]:
     """The tokens of a text, with `special` ones around it or without, and a 1 for each that was put there."""
     tokenizer = transformers_tokenizer(folder)
-    whole = tokenizer(text, add_special_tokens=special, return_special_tokens_mask=True)
-    return whole["input_ids"], whole["special_tokens_mask"]
+    encoding = tokenizer(text, add_special_tokens=special, return_special_tokens_mask=True)
+    return encoding["input_ids"], encoding["special_tokens_mask"]
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -110,9 +110,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 def first_token(folder: Path) -> int | None:
     """Raises UsageError for what Genie cannot say: it puts one token first and none at the end."""
-    tokens, added = encoded_by_transformers(folder, "a")
-    count = added.index(0) if 0 in added else len(added)
-    before, after = tokens[:count], [token for token, new in zip(tokens, added, strict=True) if new][count:]
+    tokens, marks = encoded_by_transformers(folder, "a")
+    count = marks.index(0) if 0 in marks else len(marks)
+    before, after = tokens[:count], [token for token, new in zip(tokens, marks, strict=True) if new][count:]
     if len(before) > 1 or after:
         raise UsageError(
             f"{folder}: its tokenizer puts {before} first and {after} at the end of a text; Genie puts one"
@@ -199,5 +199,5 @@ def words_after(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) ->
     (sentencepiece)."""
     before = list(prompt[-1:])
     text, longer = (tokenizer.decode(ids) for ids in (before, [*before, *tokens]))
-    added: str = longer[len(text) :]
-    return added
+    words: str = longer[len(text) :]
+    return words

@@ -87,23 +87,23 @@ Figures = Mapping[str, Figure]
 def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
     places = [{name: np.array(values) for name, values in asdict(window).items()} for window in windows]
 
-    def measured(rows: Sequence[Places]) -> dict[str, float]:
-        joined = {name: np.concatenate([window[name] for window in rows]) for name in places[0]}
-        return {name: figure(joined) for name, figure in FIGURES.items()}
+    def values_of(rows: Sequence[Places]) -> dict[str, float]:
+        columns = {name: np.concatenate([window[name] for window in rows]) for name in places[0]}
+        return {name: figure(columns) for name, figure in FIGURES.items()}
 
     draws = np.random.default_rng(1).integers(0, len(places), (BOOTSTRAPS, len(places)))
-    drawn = [measured([places[index] for index in draw]) for draw in draws]
+    drawn = [values_of([places[index] for index in draw]) for draw in draws]
     return {
         name: Figure(value, float(np.std([sample[name] for sample in drawn], ddof=1)))
-        for name, value in measured(places).items()
+        for name, value in values_of(places).items()
     }
 
 
 def in_words(figures: Figures, limits: Mapping[str, float] | None = None) -> str:
-    known = limits or {}
+    bounds = limits or {}
     return ", ".join(
         f"{WORDS[name]} {figure.value:.4g} ± {figure.error:.2g}"
-        + (f" ({_side(name)} {known[name]:.4g})" if name in known else "")
+        + (f" ({_side(name)} {bounds[name]:.4g})" if name in bounds else "")
         for name, figure in figures.items()
     )
 
@@ -119,14 +119,14 @@ def misses(figures: Figures, limits: Mapping[str, float], *, single: bool = Fals
     problems = []
     for name, limit in limits.items():
         figure = figures[name]
-        allowed = STANDARD_ERRORS * figure.error
+        margin = STANDARD_ERRORS * figure.error
         if name in DIVERGENCES and not single:
-            allowed = min(allowed, limit)
+            margin = min(margin, limit)
         higher = name in HIGHER_IS_BETTER
         # NaN passes no limit.
-        if not (figure.value + allowed >= limit if higher else figure.value - allowed <= limit):
-            found = f"{figure.value:.3g} ± {figure.error:.1g}"
-            problems.append(f"{WORDS[name]} is {found}, expected {_side(name)} {limit:.4g}")
+        if not (figure.value + margin >= limit if higher else figure.value - margin <= limit):
+            reading = f"{figure.value:.3g} ± {figure.error:.1g}"
+            problems.append(f"{WORDS[name]} is {reading}, expected {_side(name)} {limit:.4g}")
     return problems
 
 
@@ -171,9 +171,9 @@ class Bounds:
     """The user's own limits."""
 
     @classmethod
-    def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Bounds:
-        costs = {name: figures_of(windows) for name, windows in measured.rounded.read.items()}
-        return cls(precision, costs, measured.rounded.parts, own)
+    def of(cls, precision: str, program: MeasuredProgram, own: Mapping[str, float]) -> Bounds:
+        costs = {name: figures_of(windows) for name, windows in program.rounded.read.items()}
+        return cls(precision, costs, program.rounded.parts, own)
 
     @property
     def halves(self) -> bool:
@@ -303,7 +303,7 @@ def cause_of(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bo
     """Of what is wrong."""
     if wrong := wrong_part(rows):
         return wrong.cause
-    if all(is_genies(name) for name, read in figures.items() if bounds.missed(name, read)):
+    if all(is_genies(name) for name, values in figures.items() if bounds.missed(name, values)):
         return "genie"
     return "halves" if bounds.halves else "rounding"
 
@@ -322,22 +322,22 @@ def culprit(rows: Sequence[PartRow]) -> str:
 class Judgement:
     """What was measured of a compiled model, beside its limits."""
 
-    measured: MeasuredProgram
+    program: MeasuredProgram
     bounds: Bounds
     figures: Mapping[str, Figures]
     rows: Sequence[PartRow]
 
     @classmethod
-    def of(cls, precision: str, measured: MeasuredProgram, own: Mapping[str, float]) -> Judgement:
-        bounds = Bounds.of(precision, measured, own)
-        figures = {name: figures_of(windows) for name, windows in measured.read.items()}
-        return cls(measured, bounds, figures, [part_row(part, bounds) for part in measured.parts])
+    def of(cls, precision: str, program: MeasuredProgram, own: Mapping[str, float]) -> Judgement:
+        bounds = Bounds.of(precision, program, own)
+        figures = {name: figures_of(windows) for name, windows in program.read.items()}
+        return cls(program, bounds, figures, [part_row(part, bounds) for part in program.parts])
 
     @property
     def problems(self) -> list[str]:
         """What to look at first, and then what follows from it."""
-        found = culprit(self.rows)
-        return [*([found] if found else []), *figure_problems(self.figures, self.bounds)]
+        cause = culprit(self.rows)
+        return [*([cause] if cause else []), *figure_problems(self.figures, self.bounds)]
 
     @property
     def fix(self) -> str:
@@ -359,7 +359,7 @@ class Judgement:
     def row(self) -> dict[str, Metric]:
         """Of a report."""
         return {
-            "bytes": self.measured.size,
+            "bytes": self.program.size,
             "figures": _figures_row(self.figures),
             "rounding": _figures_row(self.bounds.rounding),
             "parts": [row.as_metric() for row in self.rows],
@@ -401,12 +401,12 @@ def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
 
 
 def report_row(program: LlmProgram, result: Result) -> dict[str, Metric]:
-    shown: dict[str, Metric] = {
+    metrics: dict[str, Metric] = {
         "cached": result.cached,
         "precision": program.run.precision,
         "through": program.run.through,
     }
     if result.failure:
-        return shown
+        return metrics
     costs = {"seconds": round(result.facts["seconds"], 1), "peak": result.facts["peak"]}
-    return {**shown, **costs, **judgement_of(program, result).row}
+    return {**metrics, **costs, **judgement_of(program, result).row}

@@ -110,9 +110,9 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
             f"{folder} has the weight {_first_of(unread)}, which nothing here reads: it would be left out",
             fix=f"take a model that is built like {shape.family.models}",
         )
-    if broken := [name for name in names if not stored[name].is_finite]:
+    if faults := [name for name in names if not stored[name].is_finite]:
         raise CheckFailed(
-            f"{stored[broken[0]].path}: {_first_of(broken)} holds NaN or infinity",
+            f"{stored[faults[0]].path}: {_first_of(faults)} holds NaN or infinity",
             fix="download it again; if you trained it, take an earlier checkpoint",
         )
 
@@ -134,11 +134,11 @@ def _require_tied(folder: Path, shape: Architecture, stored: Mapping[str, Stored
 
 
 def _require_stored(folder: Path, names: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> None:
-    if missing := sorted(set(names) - set(stored)):
+    if gaps := sorted(set(names) - set(stored)):
         tied = 'if its head is the embedding, add "tie_word_embeddings": true to config.json'
         raise CheckFailed(
-            f"{folder} lacks the weight {_first_of(missing)}",
-            fix=tied if missing == ["lm_head.weight"] else "download it again",
+            f"{folder} lacks the weight {_first_of(gaps)}",
+            fix=tied if gaps == ["lm_head.weight"] else "download it again",
         )
     for name, shape in names.items():
         if stored[name].shape != shape:

@@ -74,7 +74,7 @@ class AcceptedTests:
     """By test and outcome."""
     names: frozenset[str] = frozenset()
     """Of the tests that the file has of any chip."""
-    measured: str = ""
+    origin: str = ""
     """The versions that gave the last of them; empty if the chip was never measured."""
 
     def of(self, test: str) -> AcceptedTest:
@@ -86,9 +86,9 @@ class AcceptedTests:
         row = self.of(test)
         return self.causes.get((test, row.outcome), "") or "; ".join(row.reasons) or row.outcome
 
-    def changes(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> dict[str, Values]:
+    def changes(self, verdicts: Iterable[UpstreamVerdict], origin: str) -> dict[str, Values]:
         """What the file gets of verdicts that are accepted. With other reasons, a cause is out of date."""
-        changes: dict[str, Values] = {ALL_TESTS: {self.soc: measured}}
+        changes: dict[str, Values] = {ALL_TESTS: {self.soc: origin}}
         for verdict in verdicts:
             old = self.of(verdict.test)
             fields: dict[str, Metric] = {"cost": list(old.cost or ())}
@@ -138,16 +138,16 @@ def tests_in(file: Accepted, suite: str, profile: str, soc: str) -> AcceptedTest
             elif chip == soc or (chip == ANY_CHIP and soc not in values):
                 rows: Any = fields
                 tests[test] = parse(rows, AcceptedTest, file.path, partial(_place, test))
-    measured = str(file.of(ALL_TESTS).get(soc, ""))
-    return AcceptedTests(suite, profile, soc, tests, causes, frozenset(names), measured)
+    origin = str(file.of(ALL_TESTS).get(soc, ""))
+    return AcceptedTests(suite, profile, soc, tests, causes, frozenset(names), origin)
 
 
-def write(suite: str, profile: str, changes: Mapping[str, Values], known: Collection[str]) -> None:
+def write(suite: str, profile: str, changes: Mapping[str, Values], tests: Collection[str]) -> None:
     """Tests that the suite no longer has are removed, and causes of outcomes that no chip has."""
     path = accepted_file(suite, profile)
 
     def change(file: Accepted) -> Accepted:
-        file = file.updated(changes).only(lambda test: test == ALL_TESTS or test in known)
+        file = file.updated(changes).only(lambda test: test == ALL_TESTS or test in tests)
         return file.updated({test: _unused_causes(values) for test, values in file.subjects.items()})
 
     accept(path, change)
@@ -185,13 +185,13 @@ class Judge:
         """How many have nothing that they could be compared with."""
         return len(set(tests) - self.accepted.tests.keys())
 
-    def expected(self, test: str) -> str:
+    def outcome_of(self, test: str) -> str:
         return self.accepted.of(test).outcome
 
     def is_surprise(self, verdict: UpstreamVerdict) -> bool:
         if self.passes_by_chance(verdict) or (self.of_another_release and verdict.outcome in GOOD_OR_NOT_RUN):
             return False
-        return verdict.outcome != self.expected(verdict.test) or any(
+        return verdict.outcome != self.outcome_of(verdict.test) or any(
             worse for _, worse in self.changes(verdict)
         )
 
@@ -221,7 +221,7 @@ class Judge:
             fix = self._to_run(stage, verdicts[0])
             stage.add(f"{rules}-not-run", Severity.ERROR, self.accepted.suite, message, fix)
         for verdict in verdicts:
-            known = self.expected(verdict.test) != "passed"
+            is_known = self.outcome_of(verdict.test) != "passed"
             changes = self.changes(verdict)
             if self.is_surprise(verdict):
                 self._surprise(stage, verdict)
@@ -229,16 +229,16 @@ class Judge:
                 message = "; ".join(text for text, _ in changes)
                 again = self.again(stage, verdict.test, "--accept")
                 stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
-            elif (known or self.of_another_release) and verdict.outcome != "passed":
+            elif (is_known or self.of_another_release) and verdict.outcome != "passed":
                 absent = verdict.outcome in NOT_RUN
-                cause = self.accepted.cause(verdict.test) if known else verdict.reason
+                cause = self.accepted.cause(verdict.test) if is_known else verdict.reason
                 rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
                 message = f"not run: {cause}" if absent else cause
                 fix = self._to_run(stage, verdict) if absent else self.again(stage, verdict.test)
                 stage.add(rule, Severity.NOTE, verdict.test, message, fix)
 
     def _surprise(self, stage: StageRun, verdict: UpstreamVerdict) -> None:
-        expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
+        accepted_outcome, log = self.outcome_of(verdict.test), self.logs / f"{verdict.test}.log"
         changes = [text for text, _ in self.changes(verdict)]
         reason = "; ".join([verdict.reason.rstrip("."), *changes])
         fix: str = self.again(stage, verdict.test)
@@ -247,20 +247,20 @@ class Judge:
         if verdict.fix:
             rule, fix = f"{rules_of(stage)}-{MACHINE}", Fix("{}; then {}", verdict.fix, fix)
             message = f"no verdict: {reason}"
-        elif verdict.outcome == expected:
+        elif verdict.outcome == accepted_outcome:
             rule = f"{rules_of(stage)}-changed"
             message = "; ".join(changes)
         elif verdict.outcome == "passed":
-            message = f"passes, and is accepted as {expected}: {self.accepted.cause(verdict.test)}"
+            message = f"passes, and is accepted as {accepted_outcome}: {self.accepted.cause(verdict.test)}"
             fix = self.again(stage, verdict.test, "--accept")
         elif verdict.outcome in NOT_RUN:
             message = f"was not run: {verdict.reason}"
             fix = self._to_run(stage, verdict)
-        elif expected != "passed":
-            message = f"is {verdict.outcome} now, and is accepted as {expected}: {reason}"
+        elif accepted_outcome != "passed":
+            message = f"is {verdict.outcome} now, and is accepted as {accepted_outcome}: {reason}"
             fix = self.again(stage, verdict.test, "--accept")
-        elif known := self._explanation(verdict):
-            message, fix = f"{reason}. {known}", known.fix
+        elif explanation := self._explanation(verdict):
+            message, fix = f"{reason}. {explanation}", explanation.fix
         else:
             message = f"{_with_assertion(reason, verdict)} (nothing known matches its log)"
             fix = Fix("read {}, or {}", log, self.again(stage, verdict.test, "--keep"))
@@ -304,18 +304,18 @@ class Judge:
             surprise = self.is_surprise(verdict)
             if verdict.outcome in NOT_RUN:
                 total["not_run"] += 1
-            elif verdict.outcome == "passed" and not (surprise and self.expected(verdict.test) == "passed"):
+            elif verdict.outcome == "passed" and not (surprise and self.outcome_of(verdict.test) == "passed"):
                 total["passed"] += 1
                 total["unexpected_passes"] += surprise
             else:
                 total["failed" if surprise else "expected_failures"] += 1
         return total
 
-    def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], measured: str) -> Judge:
+    def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], origin: str) -> Judge:
         """Accept these verdicts. Other tests keep what they have, and those that the suite no longer has are
         removed."""
         accepted = self.accepted
-        write(accepted.suite, accepted.profile, accepted.changes(verdicts, measured), tests)
+        write(accepted.suite, accepted.profile, accepted.changes(verdicts, origin), tests)
         return replace(self, accepted=load_tests(accepted.suite, accepted.profile, accepted.soc))
 
 

@@ -27,7 +27,7 @@ class UpstreamComparison:
     """What a test compared: the SQNR in dB, None if shapes or types differ, and what the test said of it."""
 
     figure: float | None
-    passed: bool = False
+    agrees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class DefaultAdapter:
 
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
-        def watched(*args: Any, **named: Any) -> Any:
-            computed, expected = [*args, *named.values()][1:3]
-            compared = UpstreamComparison(least_db(computed, expected))
+        def watched(*args: Any, **keywords: Any) -> Any:
+            computed, reference = [*args, *keywords.values()][1:3]
+            compared = UpstreamComparison(least_db(computed, reference))
             self.comparisons.append(compared)
-            result = original(*args, **named)
-            compared.passed = True
+            result = original(*args, **keywords)
+            compared.agrees = True
             return result
 
         return watched
@@ -180,12 +180,12 @@ LOWERING = ("qnn_preprocess", "generate Qnn context binary", "to_edge_transform_
 """Where an exception comes from if lowering fails."""
 
 
-def least_db(computed: Iterable[Any], expected: Iterable[Any]) -> float | None:
+def least_db(computed: Iterable[Any], reference: Iterable[Any]) -> float | None:
     """NaN if the one has a NaN where the other has none; None if their shapes differ."""
     try:
         pairs = [
             Pair(str(i), e.detach().float(), c.detach().float())
-            for i, (c, e) in enumerate(zip(computed, expected, strict=True))
+            for i, (c, e) in enumerate(zip(computed, reference, strict=True))
         ]
         return min(least_sqnr_db(pairs), EXACT)
     except Unusable as error:

@@ -88,7 +88,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         word = "MACHINE" if surprise and verdict.fix else word
         return Line(word + ("!" if surprise else ""), note, verdict.seconds)
 
-    def left(test: Job, failure: Failure, folder: Path) -> dict[str, object] | None:
+    def crash_of(test: Job, failure: Failure, folder: Path) -> dict[str, object] | None:
         """Whether a crash is expected is judged as of any other result."""
         message = failure.ending
         if not BY_ITSELF.search(message):
@@ -99,7 +99,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         plan=plan,
         kind=plan.suite.name,
         title=f"{plan.suite.name} tests",
-        function=f"{plan.suite.worker}:ran",
+        function=f"{plan.suite.worker}:run_test",
         home=lambda own: plan.home,
         request=lambda test: {"test": test.name},
         key=lambda test, results: {"test": test.name, "suite": suite, **plan.machinery.key(results)},
@@ -107,7 +107,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         cost=lambda test: test,
         accepts=lambda test, result: accept or not is_surprise(test, result),
         line=line,
-        remains_of=left,
+        remains_of=crash_of,
     )
 
 
@@ -154,16 +154,16 @@ def prepare(
     slots = options.work.jobs or default_slots()
     with ThreadPoolExecutor(slots) as pool:
         listing = {name: pool.submit(list_tests, plan) for name, plan in plans.items()}
-        listed = {name: tests.result() for name, tests in listing.items()}
+        tests_by_suite = {name: tests.result() for name, tests in listing.items()}
     runs: list[UpstreamPlan] = []
     unmatched = set(choice.words)
     for name, plan in plans.items():
-        tests = listed[name]
+        tests = tests_by_suite[name]
         unmatched -= {word for word in unmatched if any(map(matcher([word]), tests))}
-        chosen = choose(plan, choice, tests, sample=options.sample)
+        programs = choose(plan, choice, tests, sample=options.sample)
         # A suite that has lost all its tests is no suite without a match.
-        if chosen or not tests:
-            runs.append(replace(plan, programs=tuple(chosen), tests=tuple(tests)))
+        if programs or not tests:
+            runs.append(replace(plan, programs=tuple(programs), tests=tuple(tests)))
     if unmatched or not runs:
         flags = [word for name in sorted(unmatched or choice.words) for word in ("-k", name)]
         if not unmatched:
@@ -195,12 +195,12 @@ def make_plan(
     accepted = load_tests(suite.name, selection.profile, selection.soc)
     on = machinery(suite, qnn_environment, environment, runner, selection.store)
     judge = judged_by(accepted, logs)
-    if on.is_of_another_release(accepted.measured):
+    if on.is_of_another_release(accepted.origin):
         judge = replace(judge, of_another_release=True)
         if options.accept:
             raise UsageError(
                 f"--accept: the tests are those of executorch {on.versions['executorch']}, and what is"
-                f" accepted of {suite.name} is of {accepted.measured}",
+                f" accepted of {suite.name} is of {accepted.origin}",
                 fix="unset EXECUTORCH_ROOT, or leave out --accept",
             )
     home = Home(
@@ -258,7 +258,7 @@ def list_tests(plan: UpstreamPlan) -> list[str]:
     if cached is None:
         log = plan.logs / "list.log"
         try:
-            with asking(home, f"{plan.suite.worker}:listed", log, START_LIMIT) as ask:
+            with asking(home, f"{plan.suite.worker}:list_tests", log, START_LIMIT) as ask:
                 reply = ask()
         except CheckFailed as error:
             message = f"the tests could not be listed ({error.message})"
@@ -313,8 +313,8 @@ def _close(stage: StageRun, plan: UpstreamPlan, options: UpstreamOptions, verdic
     judge = plan.judge
     # What a suite without tests has lost stays accepted, and is an error.
     if plan.tests and options.accept:
-        expected = [verdict for verdict in verdicts.values() if not verdict.fix]
-        judge = judge.updated(expected, plan.tests, plan.machinery.measured_with())
+        results = [verdict for verdict in verdicts.values() if not verdict.fix]
+        judge = judge.updated(results, plan.tests, plan.machinery.measured_with())
     _report(stage, plan, judge, verdicts)
     return judge
 
@@ -392,9 +392,9 @@ def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
 
 def _print_list(plan: UpstreamPlan) -> None:
     for job in plan.programs:
-        expected = plan.judge.expected(job.name)
+        outcome = plan.judge.outcome_of(job.name)
         length = f"{job.seconds:7.1f} s" if plan.cost(job.name) else "        ?"
-        print(f"{length}  {job.name}" + (f"  [{expected}]" if expected != "passed" else ""))
+        print(f"{length}  {job.name}" + (f"  [{outcome}]" if outcome != "passed" else ""))
     seconds = sum(job.seconds for job in plan.programs)
     print(f"{len(plan.programs)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
 

@@ -143,11 +143,11 @@ class SuiteKeyContext:
     def measured_with(self) -> str:
         return f"executorch {self.versions['executorch']}, QNN {self.build_id}"
 
-    def is_of_another_release(self, measured: str) -> bool:
+    def is_of_another_release(self, origin: str) -> bool:
         """Whether this is a user's own tree, and not of the release that was measured."""
         release, _, commit = self.versions["executorch"].partition("+")
         same = (f"executorch {release},", f"executorch {release}+")
-        return bool(commit and measured) and not measured.startswith(same)
+        return bool(commit and origin) and not origin.startswith(same)
 
     def as_metrics(self) -> dict[str, Metric]:
         return {

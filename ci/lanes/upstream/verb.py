@@ -23,12 +23,12 @@ def add_tests(parser: argparse.ArgumentParser) -> None:
     switch(choice, "--sample", "a few tests, the same each time")
     valued(choice, "--shard", "I/N", "the I-th of N parts of equal length")
     switch(choice, "--list", "list the chosen tests and run none")
-    how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers in parallel [cores]")
-    add_work(how, "a test", cached=False)
-    switch(how, "--no-cache", "run unchanged tests too")
-    switch(how, "--keep", "keep the files of tests that pass too")
-    add_accept(how, "outcomes and lengths, in manifests/upstream")
+    work = parser.add_argument_group("how")
+    work.add_argument("--jobs", "-j", type=count, metavar="N", help="workers in parallel [cores]")
+    add_work(work, "a test", cached=False)
+    switch(work, "--no-cache", "run unchanged tests too")
+    switch(work, "--keep", "keep the files of tests that pass too")
+    add_accept(work, "outcomes and lengths, in manifests/upstream")
 
 
 def options_of(args: argparse.Namespace) -> UpstreamOptions:
@@ -65,12 +65,12 @@ class UpstreamStage:
         from provisioning.base.errors import UnknownName
         from provisioning.base.stage_run import StageRun
 
-        known = upstream_suites()
+        by_name = upstream_suites()
         for name in args.suites:
-            if name not in known:
-                raise UnknownName(f"{name} is no suite", name, known)
-        names = dict.fromkeys(args.suites or known)
-        suites = [known[name].model_copy(update={"command": (self.name,)}) for name in names]
+            if name not in by_name:
+                raise UnknownName(f"{name} is no suite", name, by_name)
+        names = dict.fromkeys(args.suites or by_name)
+        suites = [by_name[name].model_copy(update={"command": (self.name,)}) for name in names]
         options = options_of(args)
         stage = StageRun(self.name, options.selection.profile, options.selection.target)
         return run_suites(stage, suites, options, os.environ)

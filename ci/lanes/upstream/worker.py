@@ -184,31 +184,31 @@ def verdict_of(
 
     Where parts are told apart, the worst of them decides, as skips of upstream hide bad tests."""
     problems = [(_subtest(report), _error(report)) for report in reports if report.failed]
-    expected = [report for report in reports if report.skipped and hasattr(report, "wasxfail")]
+    xfails = [report for report in reports if report.skipped and hasattr(report, "wasxfail")]
     skipped = [report for report in reports if report.skipped and not hasattr(report, "wasxfail")]
     outcome, reason = "passed", ""
-    missing = next((what for _, what in problems if what.startswith(NOT_HERE)), "")
+    absence = next((text for _, text in problems if text.startswith(NOT_HERE)), "")
     tools = [
         f"it starts {match[1]}, which {why}"
-        for _, what in problems
+        for _, text in problems
         for error, why in NO_TOOL
-        if (match := error.search(what))
+        if (match := error.search(text))
     ]
-    if problems and (touched or missing or tools):
+    if problems and (touched or absence or tools):
         outcome = "absent"
-        reason = touched[0] if touched else missing.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
+        reason = touched[0] if touched else absence.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
     elif (result := adapters.worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
         culprit = next(part for part in parts if part.result == result)
         outcome, reason = OUTCOMES[result], f"{culprit.name} {culprit.error.strip()}".strip()
         if result == "no_kernel":
             reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(culprit.cpu)}"
     elif problems:
-        where, what = problems[0]
-        outcome, reason = "failed", f"{where} {what.splitlines()[-1]}".strip()
+        where, text = problems[0]
+        outcome, reason = "failed", f"{where} {text.splitlines()[-1]}".strip()
         if reason == "Failed: Unexpected success":
             reason = "ExecuTorch marks this test as failing, and it passed"
-    elif expected:
-        outcome, reason = "expected_failure", expected[0].wasxfail or "marked as failing by ExecuTorch"
+    elif xfails:
+        outcome, reason = "expected_failure", xfails[0].wasxfail or "marked as failing by ExecuTorch"
     elif skipped:
         longrepr = skipped[0].longrepr
         reason = longrepr[2] if isinstance(longrepr, tuple) else skipped[0].longreprtext
@@ -229,7 +229,7 @@ def part_of_report(report: pytest.TestReport, comparisons: Sequence[adapters.Ups
         result = "bad_test" if error else "passed"
     else:
         error = _error(report).splitlines()[-1]
-        refused = any(comparison.figure is not None and not comparison.passed for comparison in comparisons)
+        refused = any(comparison.figure is not None and not comparison.agrees for comparison in comparisons)
         lowering = any(word in report.longreprtext for word in adapters.LOWERING)
         result = "wrong" if refused else "dies" if lowering else "failed"
     return adapters.part(result, figure, name=_subtest(report), error=error)
@@ -296,11 +296,11 @@ def collect(suite: UpstreamSuite, logs: str) -> None:
     collected.append(tests)
 
 
-def listed(_: Mapping[str, object]) -> dict[str, object]:
+def list_tests(_: Mapping[str, object]) -> dict[str, object]:
     return as_json(TestNames(tuple(collected[0])))
 
 
-def ran(request: Mapping[str, object]) -> dict[str, object]:
+def run_test(request: Mapping[str, object]) -> dict[str, object]:
     """Raises InTrouble."""
     import torch
 
@@ -309,7 +309,7 @@ def ran(request: Mapping[str, object]) -> dict[str, object]:
     order = read(TestOrder, request)
     verdict = collected[0].run(order.test, order.into, is_logged=True)
     # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
-    errors = [*(what for _, what in verdict.problems), *(part.error for part in verdict.parts)]
+    errors = [*(text for _, text in verdict.problems), *(part.error for part in verdict.parts)]
     if trouble := of_text("\n".join(errors)):
         raise InTrouble(trouble)
     return as_json(verdict)
