@@ -166,7 +166,7 @@ def run_stages(
         failed = [need for need in stage.needs if not results[need].lets_others_run]
         if stage.name not in names:
             reason = "left out by --only or --skip"
-            result = StageResult(did_not_run(stage.name, reason, typed, expected=False))
+            result = StageResult(did_not_run(stage.name, reason, typed, due=False))
         elif any(result.code == INTERRUPTED for result in results.values()):
             result = StageResult(did_not_run(stage.name, "the gate was interrupted", typed))
         elif failed:

@@ -206,7 +206,7 @@ def fetch_packages(names: Sequence[str], engine: Engine, base: str, folder: Path
     environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
     snapshot = re.search(r"^# snapshot: (\d{8}T\d{6}Z)$", lock, re.MULTILINE)
     environment |= {"SNAPSHOT": snapshot[1] if snapshot else ""} if lock else {"FROM_NOTHING": "yes"}
-    done = engine.run(
+    process = engine.run(
         base,
         ["sh", "/run/fetch-packages", "/packages", *names],
         user="0:0",
@@ -214,15 +214,15 @@ def fetch_packages(names: Sequence[str], engine: Engine, base: str, folder: Path
         environment=environment,
         network="host",
     )
-    if done.returncode:
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
-        message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.returncode}"
+    if process.returncode:
+        lines = [line for line in (process.stderr + process.stdout).splitlines() if line.startswith("E: ")]
+        message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {process.returncode}"
         raise UpstreamError(
             f"apt in {base} could not fetch the packages: {message}",
             fix="build on a base whose apt sources are in reach: --base IMAGE",
         )
-    sys.stderr.writelines(f"{line}\n" for line in done.stdout.splitlines() if "Debian's archive" in line)
-    return "".join(re.findall(r"^archive of (\d{8}T\d{6}Z)$", done.stdout, re.M)[-1:])
+    sys.stderr.writelines(f"{line}\n" for line in process.stdout.splitlines() if "Debian's archive" in line)
+    return "".join(re.findall(r"^archive of (\d{8}T\d{6}Z)$", process.stdout, re.M)[-1:])
 
 
 def packages_in(folder: Path) -> list[str]:
@@ -248,8 +248,8 @@ def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) 
     everywhere else. `torch` is the folder with the builds of torch that are on record."""
     text, builds = lock.read_text(encoding="utf-8"), torch / CPU
     # A lock file names torch, and does not pin it.
-    named = re.search(r"^# torch: ", text, re.MULTILINE)
-    recorded = builds.read_text(encoding="utf-8") if named else ""
+    line = re.search(r"^# torch: ", text, re.MULTILINE)
+    recorded = builds.read_text(encoding="utf-8") if line else ""
 
     def fetch() -> None:
         sys.stderr.write(f"fetching the wheels of {lock.stem}\n")
@@ -276,18 +276,18 @@ def _download_torch(builds: Path, folder: Path, system: System) -> None:
         ) from error
 
 
-def _download(what: Sequence[str], folder: Path, system: System) -> None:
+def _download(request: Sequence[str], folder: Path, system: System) -> None:
     tag, minor = f"cp{system.python.replace('.', '')}", int(system.glibc.split(".")[1])
     platforms = [f"manylinux_2_{version}_x86_64" for version in range(minor, OLDEST_GLIBC - 1, -1)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     command += ["--python-version", system.python, "--implementation", "cp"]
     command += [word for abi in (tag, "abi3", "none") for word in ("--abi", abi)]
     command += [word for platform in (*platforms, *OTHER_PLATFORMS) for word in ("--platform", platform)]
-    done = captured([*command, *what], env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
+    pip = captured([*command, *request], env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    if pip.returncode:
+        errors = [line for line in pip.stderr.splitlines() if line.startswith("ERROR")] or [pip.stderr]
         raise UpstreamError(
-            f"pip could not fetch {what[-1]}: {errors[-1].strip()}",
+            f"pip could not fetch {request[-1]}: {errors[-1].strip()}",
             fix="check the package index that pip is set to: python -m pip config list",
         )
 
@@ -378,7 +378,7 @@ def _run(order: Order, layer: Sequence[str], parent: str, engine: Engine, target
     # In the command, because variables of a container would stay in the image.
     variables = {**variables_of(order.plan), "SOURCE_DATE_EPOCH": str(order.plan.system.epoch)}
     assignments = [f"{name}={value}" for name, value in variables.items()]
-    done = engine.run(
+    process = engine.run(
         parent,
         ["env", *assignments, "sh", "/mnt/docker/make-layer", *layer],
         commit=target,
@@ -387,10 +387,10 @@ def _run(order: Order, layer: Sequence[str], parent: str, engine: Engine, target
         volumes=[f"{folder}:/mnt/{name}:ro" for name, folder in order.inputs.items()],
         tmpfs={"/mnt": SCRATCH},
     )
-    output = f"$ {quoted(*layer)}\n{done.stdout}{done.stderr}"
+    output = f"$ {quoted(*layer)}\n{process.stdout}{process.stderr}"
     with order.log.open("a", encoding="utf-8") as log:
         log.write(output)
-    if done.returncode:
+    if process.returncode:
         if full := [line for line in output.splitlines() if NO_SPACE in line.lower()]:
             raise out_of_disk(full[0])
         lines = [line for line in output.splitlines() if line.strip()]

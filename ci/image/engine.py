@@ -116,8 +116,8 @@ def connected() -> Iterator[Engine]:
     if where.startswith("unix://"):
         # First, because docker's SDK would leave a socket open.
         try:
-            with socket.socket(socket.AF_UNIX) as tried:
-                tried.connect(where.removeprefix("unix://"))
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(where.removeprefix("unix://"))
         except OSError as error:
             raise error_of(f"{UNREACHED}: {error}", where) from error
     try:

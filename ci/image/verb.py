@@ -119,7 +119,7 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
     from ci.image.engine import SCRATCH
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as reports:
-        done = engine.run(
+        process = engine.run(
             plan.tag,
             ["nox", "-s", "validate", "--", "--reports", "/reports"],
             user=engine.owner,
@@ -129,14 +129,14 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
             read_only=True,
             tmpfs={"/tmp": SCRATCH, CACHE: SCRATCH},  # noqa: S108
         )
-        written = Path(reports) / "validate.json"
-        if not written.is_file():
-            output = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
+        file = Path(reports) / "validate.json"
+        if not file.is_file():
+            output = "\n".join((process.stdout + process.stderr).splitlines()[-12:])
             raise CheckFailed(
-                f"validate did not run in {plan.tag} (exit code {done.returncode}):\n{output}",
+                f"validate did not run in {plan.tag} (exit code {process.returncode}):\n{output}",
                 fix=session("shell", "--image", plan.name, "nox", "-s", "validate"),
             )
-        report = Report.read(written)
+        report = Report.read(file)
     stage.findings += report.findings
     stage.metrics["validate"] = {"outcome": report.outcome.value, "states": report.metrics.get("states")}
     if report.outcome is not Outcome.PASS:

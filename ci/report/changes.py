@@ -78,13 +78,13 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report]) -> Changes:
     compared = {(LANES[stage], name) for stage, name in rows.keys() & earlier.keys()}
     alone = {(LANES[stage], name) for stage, name in rows.keys() ^ earlier.keys()} - compared
     tolerances = load_tolerances()
-    found = {
+    changes = {
         (change.lane, change.program, change.what): change
         for (stage, name), row in rows.items()
         if (stage, name) in earlier
         for change in _worse(LANES[stage], name, earlier[stage, name], row, tolerances)
     }
-    worst_first = sorted(found.values(), key=rank)
+    worst_first = sorted(changes.values(), key=rank)
     return Changes(
         schema=1,
         compared=len(compared),
@@ -105,12 +105,12 @@ def _programs_in(reports: Iterable[Report]) -> dict[tuple[str, str], dict[str, f
     }
 
 
-def reports_in(folder: Path, other: Path) -> list[Report]:
-    """The reports of programs in a folder, and in those below it, without the `other` that they are compared
-    with: one may be below the other."""
-    own, others = folder.resolve(), other.resolve()
-    apart = others if others != own and others.is_relative_to(own) else None
-    files = [file for stage in LANES for file in sorted(own.rglob(f"{stage}.json"))]
+def reports_in(folder: Path, counterpart: Path) -> list[Report]:
+    """The reports of programs in a folder, and in those below it, without the `counterpart` that they are
+    compared with: one may be below the other."""
+    root, peer = folder.resolve(), counterpart.resolve()
+    apart = peer if peer != root and peer.is_relative_to(root) else None
+    files = [file for stage in LANES for file in sorted(root.rglob(f"{stage}.json"))]
     try:
         return [report_in(file) for file in files if not (apart and file.is_relative_to(apart))]
     except ValueError as error:
@@ -124,21 +124,21 @@ def rank(change: ChangedFigure) -> tuple[int, str, str]:
 
 def figures_of(row: ReportRow) -> dict[str, float]:
     """Of a program's row: what is compared."""
-    known = {**row.figures, **row.costs, "cpu_operators": row.cpu_operators, "passed": float(row.passed)}
-    return {key: value for key in WORSE if isinstance(value := known.get(key), int | float)}
+    figures = {**row.figures, **row.costs, "cpu_operators": row.cpu_operators, "passed": float(row.passed)}
+    return {key: value for key in WORSE if isinstance(value := figures.get(key), int | float)}
 
 
 def _worse(
     lane: Lane, name: str, before: Mapping[str, float], now: Mapping[str, float], tolerances: Tolerances
 ) -> Iterator[ChangedFigure]:
-    for what in WORSE:
-        if what in before and what in now and is_worse(what, before[what], now[what], tolerances):
-            yield ChangedFigure(lane=lane, program=name, what=what, before=before[what], now=now[what])
+    for key in WORSE:
+        if key in before and key in now and is_worse(key, before[key], now[key], tolerances):
+            yield ChangedFigure(lane=lane, program=name, what=key, before=before[key], now=now[key])
 
 
-def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> bool:
-    if cost := tolerances.costs.get(what):
+def is_worse(key: What, before: float, now: float, tolerances: Tolerances) -> bool:
+    if cost := tolerances.costs.get(key):
         return now > cost.most(before)
-    if what == "cpu_operators":
+    if key == "cpu_operators":
         return now > before
-    return now < before - (tolerances.sqnr_margin_db if what.endswith("_db") else SHARE)
+    return now < before - (tolerances.sqnr_margin_db if key.endswith("_db") else SHARE)

@@ -46,14 +46,12 @@ def collect(directory: Path) -> list[Report]:
     A report of an earlier run says so, and a gate takes its own run alone."""
     reports, problems = _read_all(directory)
     page, left_out = _one_page(reports)
-    expected = list(_stages_of(page.get(GATE)))
+    stages = list(_stages_of(page.get(GATE)))
     models = [stage for stage, report in page.items() if of_models(report)]
     rows = [
         page.get(stage)
-        or did_not_run(
-            stage, left_out.get(stage, f"there is no report of {stage}"), expected=stage in expected
-        )
-        for stage in dict.fromkeys([*expected, *models, *page, *left_out])
+        or did_not_run(stage, left_out.get(stage, f"there is no report of {stage}"), due=stage in stages)
+        for stage in dict.fromkeys([*stages, *models, *page, *left_out])
         if stage != GATE
     ]
     if problems:
@@ -99,9 +97,9 @@ def _merged(reports: Sequence[Report]) -> Report:
     )
 
 
-def did_not_run(stage: str, reason: str, command: str = "", *, expected: bool = True) -> Report:
-    """Stands in for the report of a stage that did not run; an error if it was `expected` to."""
-    severity = Severity.ERROR if expected else Severity.NOTE
+def did_not_run(stage: str, reason: str, command: str = "", *, due: bool = True) -> Report:
+    """Stands in for the report of a stage that did not run; an error if it was `due`."""
+    severity = Severity.ERROR if due else Severity.NOTE
     command = command or session(stage)
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
 
@@ -130,7 +128,7 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
             report = report_in(path)
             if report.stage != path.stem:
                 raise ValueError(f"{path}: holds the report of {report.stage}")
-            _began(report)
+            _start_of(report)
             reports[report.stage] = cleaned(report, Parser.user_folder().absolute())
         except (OSError, ValueError) as error:
             fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
@@ -142,19 +140,19 @@ def cleaned(report: Report, folder: Path) -> Report:
     """A report that anybody may have written, with no text that steers a terminal or a CI runner, and with
     paths as a user in this folder would write them."""
 
-    def shown(value: object) -> object:
+    def clean(value: object) -> object:
         if isinstance(value, str) and not isinstance(value, Enum):
             return visible(value).replace(f"{folder}/", "")
         return value
 
-    cleaned_report: Report = mapped(report, shown)
+    cleaned_report: Report = mapped(report, clean)
     return cleaned_report
 
 
 def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[str, str]]:
     """The reports that belong on a page with the newest one, and why each other one is left out."""
-    began = {stage: when for stage, report in reports.items() if (when := _began(report))}
-    by_age = sorted(began, key=lambda stage: began[stage], reverse=True)
+    times = {stage: when for stage, report in reports.items() if (when := _start_of(report))}
+    by_age = sorted(times, key=lambda stage: times[stage], reverse=True)
     if not by_age:
         return dict(reports), {}
     newest = reports[by_age[0]]
@@ -163,10 +161,10 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
     page: dict[str, Report] = {}
     left_out: dict[str, str] = {}
     for stage, report in reports.items():
-        when = began.get(stage)
-        shown = f"{when:%Y-%m-%d %H:%M %Z}" if when else "at no known time"
-        message = f"its report is of an earlier run, {shown}"
-        old = when is not None and began[newest.stage] - when > ONE_DAY
+        when = times.get(stage)
+        date = f"{when:%Y-%m-%d %H:%M %Z}" if when else "at no known time"
+        message = f"its report is of an earlier run, {date}"
+        old = when is not None and times[newest.stage] - when > ONE_DAY
         same = _same_run(report, newest)
         if of_models(report) and not alone:
             page[stage] = report
@@ -200,7 +198,7 @@ def _same_run(one: Report, other: Report) -> bool:
     return one is other or bool(one.run and one.run == other.run)
 
 
-def _began(report: Report) -> dt.datetime | None:
+def _start_of(report: Report) -> dt.datetime | None:
     """Raises ValueError if it is no time."""
     if not report.started:
         return None
@@ -326,4 +324,4 @@ UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
 
 
 def in_unit(key: str, value: float) -> str:
-    return next(shown(value) for form, shown in UNITS if fnmatchcase(key, form))
+    return next(render(value) for form, render in UNITS if fnmatchcase(key, form))

@@ -104,8 +104,8 @@ class ReportedProgram:
     @property
     def brief(self) -> str:
         """Of a command the first line with a figure in dB, as people ask for it first, else the first."""
-        if said := self.first.said:
-            return next((line for line in said if " dB" in line), said[0])
+        if lines := self.first.said:
+            return next((line for line in lines if " dB" in line), lines[0])
         compiled, ran = self.row(0), self.row(1)
         words = [ran.through]
         if compiled.delegates is not None:
@@ -211,11 +211,11 @@ def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
     lines = text.splitlines()
     sizes = list(itertools.accumulate(len(line.encode()) + 1 for line in lines))
     if sizes[-1] > limit:
-        shown = sum(size <= limit - ROOM_FOR_NOTE for size in sizes)
-        rows = sum(line.startswith("| ") for line in lines[shown:])
+        count = sum(size <= limit - ROOM_FOR_NOTE for size in sizes)
+        rows = sum(line.startswith("| ") for line in lines[count:])
         left_out = f"{plural(rows, 'row')} left out" if rows else "The rest is left out"
         note = f"{left_out} for lack of room; the report files have them all."
-        lines[shown:] = ["", f"**{note}**"]
+        lines[count:] = ["", f"**{note}**"]
     return "\n".join(lines) + "\n"
 
 
@@ -255,7 +255,7 @@ def environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
-        finalize=_shown,
+        finalize=_finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -267,15 +267,15 @@ def environment() -> Environment:
     return environment
 
 
-def _shown(value: object) -> object:
+def _finalize(value: object) -> object:
     """Markup is of a macro or of our own files, and holds what went through here already."""
     return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _href(file: str, folder: Path | None) -> str:
     """A relative link from a page in `folder` to a file below it; empty for a file elsewhere."""
-    whole = (Parser.user_folder() / file).absolute()
-    relative = ".." if folder is None else os.path.relpath(whole, folder.absolute())
+    path = (Parser.user_folder() / file).absolute()
+    relative = ".." if folder is None else os.path.relpath(path, folder.absolute())
     return "" if relative.startswith("..") else quote(relative, errors="replace")
 
 

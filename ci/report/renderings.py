@@ -25,12 +25,12 @@ FIX = "choose another with -o or --reports"
 
 def publish(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> list[Path]:
     """Write the page and JUnit beside the reports, and in a job on GitHub its summary."""
-    written = {directory / "index.html": html(reports, directory), directory / "junit.xml": junit(reports)}
-    for path, text in written.items():
+    texts = {directory / "index.html": html(reports, directory), directory / "junit.xml": junit(reports)}
+    for path, text in texts.items():
         write_named(path, text, fix=FIX)
     if summary := environ.get("GITHUB_STEP_SUMMARY"):
         write_named(Path(summary), markdown(reports), append=True)
-    return list(written)
+    return list(texts)
 
 
 # JUnit, as Jenkins, GitLab and GitHub's consumers read it: a suite per stage, a case per finding. Jenkins
@@ -71,8 +71,8 @@ def _cases(report: Report) -> Iterator[JunitCase]:
     for name, row in rows_of(report, "programs").items():
         if row.passed:
             yield JunitCase(report.stage, name, 0.0 if row.cached else row.seconds or 0.0)
-    broken = "error" if report.outcome is Outcome.ERROR else "failure"
-    results = {Severity.ERROR: broken, Severity.WARNING: "skipped"}
+    failure = "error" if report.outcome is Outcome.ERROR else "failure"
+    results = {Severity.ERROR: failure, Severity.WARNING: "skipped"}
     for finding in report.findings:
         if finding.severity in results:
             yield JunitCase(
@@ -92,23 +92,23 @@ QUALITY = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.NOTE: "i
 def sarif(reports: Sequence[Report]) -> str:
     """One run over all reports. What has no place in the repository is a notification of its stage: code
     scanning refuses results without one."""
-    used = sorted({finding.rule for report in reports for finding in report.findings})
+    rules = sorted({finding.rule for report in reports for finding in report.findings})
     results: list[object] = []
     notifications: list[tuple[Report, object]] = []
     for report, finding, fingerprint in _fingerprints(reports):
         text = in_words(finding) or finding.rule or report.stage or "–"
-        shown = {"level": finding.severity.value, "message": {"text": text}}
+        content = {"level": finding.severity.value, "message": {"text": text}}
         place = finding.place
         if place is None:
-            notifications.append((report, {"descriptor": {"id": finding.rule}, **shown}))
+            notifications.append((report, {"descriptor": {"id": finding.rule}, **content}))
             continue
         file = {"uri": quote(place.file, errors="surrogatepass")}
         region = {"startLine": place.line} | ({"startColumn": place.column} if place.column else {})
         results.append(
             {
                 "ruleId": finding.rule,
-                "ruleIndex": used.index(finding.rule),
-                **shown,
+                "ruleIndex": rules.index(finding.rule),
+                **content,
                 "locations": [{"physicalLocation": {"artifactLocation": file, "region": region}}],
                 "partialFingerprints": {"qnnCi/v1": fingerprint},
                 "properties": {"stage": report.stage, "profile": report.profile, "target": report.target},
@@ -119,12 +119,12 @@ def sarif(reports: Sequence[Report]) -> str:
             "executionSuccessful": report.outcome is not Outcome.ERROR,
             "commandLine": report.command,
             "properties": {"stage": report.stage, "outcome": report.outcome.value},
-            "toolExecutionNotifications": [shown for of, shown in notifications if of is report],
+            "toolExecutionNotifications": [row for source, row in notifications if source is report],
         }
         for report in reports
     ]
     run = {
-        "tool": {"driver": {"name": "qnn-ci", "rules": [*map(_rule, used)]}},
+        "tool": {"driver": {"name": "qnn-ci", "rules": [*map(_rule, rules)]}},
         "columnKind": "unicodeCodePoints",
         "invocations": invocations,
         "results": results,
@@ -136,10 +136,10 @@ def sarif(reports: Sequence[Report]) -> str:
 
 def _rule(rule: str) -> dict[str, object]:
     fields: dict[str, object] = {"id": rule}
-    if known := explained(rule):
+    if row := explained(rule):
         # GitHub asks for both descriptions.
-        summary = {"text": known.summary}
-        fields |= {"shortDescription": summary, "fullDescription": summary, "help": {"text": known.fix}}
+        summary = {"text": row.summary}
+        fields |= {"shortDescription": summary, "fullDescription": summary, "help": {"text": row.fix}}
     if page := page_of(rule):
         fields["helpUri"] = page
     return fields
@@ -164,17 +164,17 @@ def code_quality(reports: Sequence[Report]) -> str:
 
 def _fingerprints(reports: Iterable[Report]) -> Iterator[tuple[Report, Finding, str]]:
     """Each finding with a digest of its own, by which it is known again after other lines have moved it."""
-    seen: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for report in reports:
         for finding in report.findings:
             # Not of the line, nor of a program's figures: both change while a problem stays.
             place = finding.place
-            what = finding.subject
+            subject = finding.subject
             if place and str(place) == finding.subject:
-                what = f"{place.file}\0{finding.message}"
-            identity = (report.stage, report.target, finding.rule, what)
-            seen[identity] += 1
-            text = "\0".join((*identity, str(seen[identity])))
+                subject = f"{place.file}\0{finding.message}"
+            identity = (report.stage, report.target, finding.rule, subject)
+            counts[identity] += 1
+            text = "\0".join((*identity, str(counts[identity])))
             yield report, finding, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -50,21 +50,21 @@ def worst(reports: Iterable[Report]) -> Outcome:
 
 def headline(reports: Sequence[Report]) -> str:
     """The result of all reports in one line: the models, then the stages that were to run."""
-    wanted = [report for report in reports if verdict(report) != "skipped"]
-    if not wanted:
+    stages = [report for report in reports if verdict(report) != "skipped"]
+    if not stages:
         return "no stage has reported"
-    models = models_in(wanted)
+    models = models_in(stages)
     counts = [failed_and_passed(models)] if models else []
-    bad = [report for report in wanted if verdict(report) != "pass"]
+    bad = [report for report in stages if verdict(report) != "pass"]
     # A stage that failed by its models says nothing more.
-    others = [report.stage for report in bad if all(models_in([report]).values())]
+    names = [report.stage for report in bad if all(models_in([report]).values())]
     if not bad:
-        counts.append(f"{plural(len(wanted), 'stage')} passed")
-    elif others:
-        counts.append(f"{len(others)} of {plural(len(wanted), 'stage')} did not pass ({', '.join(others)})")
+        counts.append(f"{plural(len(stages), 'stage')} passed")
+    elif names:
+        counts.append(f"{len(names)} of {plural(len(stages), 'stage')} did not pass ({', '.join(names)})")
     if earlier := [report.stage for report in reports if of_earlier_run(report)]:
         counts.append(f"{', '.join(earlier)} in an earlier run")
-    if skipped := len(reports) - len(wanted):
+    if skipped := len(reports) - len(stages):
         counts.append(f"{skipped} skipped")
     return ", ".join(counts)
 
@@ -72,11 +72,11 @@ def headline(reports: Sequence[Report]) -> str:
 def models_in(reports: Iterable[Report]) -> dict[str, bool]:
     """Whether each program of a suite, and each model of a command, passed in every stage that has a row of
     it."""
-    passed: dict[str, bool] = {}
+    verdicts: dict[str, bool] = {}
     for report in reports:
         for name, row in rows_of(report, "programs", "models").items():
-            passed[name] = passed.get(name, True) and row.passed
-    return passed
+            verdicts[name] = verdicts.get(name, True) and row.passed
+    return verdicts
 
 
 def failed_and_passed(models: Mapping[str, bool]) -> str:
@@ -91,10 +91,10 @@ def failed_and_passed(models: Mapping[str, bool]) -> str:
     ]
     if not failed:
         return f"{plural(len(models), 'model')} passed"
-    shown = ", ".join(failed[:MOST_NAMED])
+    listing = ", ".join(failed[:MOST_NAMED])
     more = f" and {len(failed) - MOST_NAMED} more" if failed[MOST_NAMED:] else ""
     good = len(models) - len(failed)
-    return f"{shown}{more} failed" + (f", {good} passed" if good else "")
+    return f"{listing}{more} failed" + (f", {good} passed" if good else "")
 
 
 def of_earlier_run(report: Report) -> bool:
@@ -141,16 +141,16 @@ def conclusion(
 def github_annotations(reports: Iterable[Report]) -> str:
     """A command a line: the worst ten findings, each once. The last says how many more there are."""
     ranks = list(Severity)
-    found: dict[Hashable, tuple[Report, Finding]] = {}
+    pairs: dict[Hashable, tuple[Report, Finding]] = {}
     for report in reports:
         for finding in report.findings:
-            found.setdefault(identity(report, finding), (report, finding))
-    worst_first = sorted(found.values(), key=lambda pair: ranks.index(pair[1].severity))
-    shown = worst_first if len(worst_first) <= MOST else worst_first[: MOST - 1]
-    lines = [_annotation(LEVELS[finding.severity], report, finding) for report, finding in shown]
-    if left := worst_first[len(shown) :]:
-        level = LEVELS[left[0][1].severity]
-        lines.append(command(level, f"{plural(len(left), 'more finding')} in the job's summary"))
+            pairs.setdefault(identity(report, finding), (report, finding))
+    worst_first = sorted(pairs.values(), key=lambda pair: ranks.index(pair[1].severity))
+    top = worst_first if len(worst_first) <= MOST else worst_first[: MOST - 1]
+    lines = [_annotation(LEVELS[finding.severity], report, finding) for report, finding in top]
+    if rest := worst_first[len(top) :]:
+        level = LEVELS[rest[0][1].severity]
+        lines.append(command(level, f"{plural(len(rest), 'more finding')} in the job's summary"))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -115,8 +115,8 @@ def worse_than(folder: Path, directory: Path) -> int:
 
 def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:
     """Each stage that did not pass in full, then a line for each of all."""
-    shown = [r for r in reports if verdict(r) not in {"did not run", *HARMLESS}]
-    parts = [console(report, colour=colour, width=width) for report in shown]
+    bad = [r for r in reports if verdict(r) not in {"did not run", *HARMLESS}]
+    parts = [console(report, colour=colour, width=width) for report in bad]
     names = max((len(report.stage) for report in reports), default=0)
     lines = [rendered(stage_line(report, names), colour=colour, width=width) for report in reports]
     return "\n".join([*parts, "".join(lines), conclusion(reports, colour=colour, width=width)])

@@ -150,7 +150,7 @@ PAGES: dict[str, tuple[list[Report], dict[str, str]]] = {
         [
             gate("test_emulator", "validate", **LATER),
             _report("validate", **LATER),
-            replace(did_not_run("test_emulator", "left out by --skip", expected=False), run="two"),
+            replace(did_not_run("test_emulator", "left out by --skip", due=False), run="two"),
         ],
         {"test_emulator": "skipped", "validate": "pass"},
     ),
