@@ -42,7 +42,7 @@ def run_verb(session: nox.Session, verb: str) -> None:
     folder = user_folder(session)
     package, environment = program_of(verb, session.posargs, folder)
     environments = PythonEnvironments(session.cache_dir.parent, session.log)
-    if not environments.made(environment) and not {"-h", "--help"} & {*session.posargs}:
+    if not environments.current_python(environment) and not {"-h", "--help"} & {*session.posargs}:
         try:
             check(verb, session.posargs, folder)
         except ToolkitError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from provisioning.base.command_line import Verb, main, parsed
+from provisioning.base.command_line import Verb, arguments_of, main
 
 VERBS = {
     "lint": Verb("lab.lint", "check style, types, generated files and the tree's hygiene", "lint"),
@@ -40,8 +40,8 @@ def environment_of(words: Sequence[str]) -> str:
     """The locked environment that `nox -s lab -- WORDS` needs; empty where any Python can answer."""
     verb = VERBS.get(words[0]) if words else None
     if verb and words[0] == "golden":
-        return str(parsed(verb, words[1:]).lane)
-    if verb and words[0] == "bench" and parsed(verb, words[1:]).name == "onnx":
+        return str(arguments_of(verb, words[1:]).lane)
+    if verb and words[0] == "bench" and arguments_of(verb, words[1:]).name == "onnx":
         return "onnx"
     return verb.environment if verb else ""
 

@@ -38,14 +38,14 @@ class Accepted:
         subjects = dict(self.subjects)
         for subject, values in changes.items():
             merged = {**subjects.pop(subject, {}), **values}
-            if kept := {name: value for name, value in merged.items() if value is not None}:
-                subjects[subject] = kept
+            if entries := {name: value for name, value in merged.items() if value is not None}:
+                subjects[subject] = entries
         return replace(self, subjects=subjects)
 
     def only(self, is_kept: Callable[[str], bool]) -> Accepted:
         """Without the subjects for which `is_kept` is false."""
-        kept = {subject: values for subject, values in self.subjects.items() if is_kept(subject)}
-        return replace(self, subjects=kept)
+        subjects = {subject: values for subject, values in self.subjects.items() if is_kept(subject)}
+        return replace(self, subjects=subjects)
 
     def as_text(self) -> str:
         """One line a value, sorted: a diff says what changed from which value to which."""
@@ -100,14 +100,14 @@ def load_accepted(path: Path, again: str = "remove it, then --accept") -> Accept
 
 def accept(path: Path, change: Callable[[Accepted], Accepted]) -> Accepted:
     """Change what is on disk now: what another run accepted meanwhile stays."""
-    with locked(path.parent):
-        changed = change(load_accepted(path))
-        replace_text(path, changed.as_text())
-    return changed
+    with lock(path.parent):
+        results = change(load_accepted(path))
+        replace_text(path, results.as_text())
+    return results
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock(folder: Path) -> Iterator[None]:
     """Keep other runs from writing there. It locks the folder: a file for it would show up in git."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)

@@ -147,10 +147,10 @@ def _folders_of(placed: Sequence[tuple[ZipInfo, str]]) -> list[str]:
 def _require_room(into: Path, files: Sequence[tuple[ZipInfo, str]]) -> None:
     space = os.statvfs(into)
     # Files take whole blocks.
-    needed = sum(-(-member.file_size // space.f_frsize) * space.f_frsize for member, _ in files)
-    if needed > space.f_bavail * space.f_frsize:
+    size = sum(-(-member.file_size // space.f_frsize) * space.f_frsize for member, _ in files)
+    if size > space.f_bavail * space.f_frsize:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        raise disk_error(full, ANOTHER_STORE, into, needed) or full
+        raise disk_error(full, ANOTHER_STORE, into, size) or full
 
 
 @contextmanager
@@ -174,13 +174,13 @@ def _write_files(
     with ThreadPoolExecutor(min(MOST_WORKERS, len(os.sched_getaffinity(0)))) as pool:
         writing = [pool.submit(_write_file, source, into, member, to) for member, to in largest_first]
         try:
-            for written in as_completed(writing):
-                progress.advance(written.result().size)
+            for task in as_completed(writing):
+                progress.advance(task.result().size)
         except BaseException:
             # Nobody removes the tree before the threads have ended.
             pool.shutdown(cancel_futures=True)
             raise
-    return [written.result() for written in writing]
+    return [task.result() for task in writing]
 
 
 def _write_file(source: ZipFile, into: Path, member: ZipInfo, to: str) -> TreeFile:

@@ -149,16 +149,16 @@ def version_line(program: Path) -> tuple[str, str]:
     import subprocess
 
     try:
-        done = captured([program, "--version"], timeout=ANSWER_SECONDS)
+        process = captured([program, "--version"], timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
         return "", f"it gave no answer within {ANSWER_SECONDS:g} s"
     except OSError as error:
         return "", error.strerror or str(error)
-    lines = done.stdout.splitlines()
-    if lines and not done.returncode:
+    lines = process.stdout.splitlines()
+    if lines and not process.returncode:
         return lines[0].strip(), ""
-    words = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return "", f"it ended with exit code {done.returncode}" + (f": {words[-1][:200]}" if words else "")
+    words = (process.stderr.strip() or process.stdout.strip()).splitlines()
+    return "", f"it ended with exit code {process.returncode}" + (f": {words[-1][:200]}" if words else "")
 
 
 def ndk_name(revision: str) -> str:
@@ -239,20 +239,20 @@ def is_root(component: str, path: Path) -> bool:
 
 def _check(component: str, path: Path, where: str, variable: str) -> None:
     if not path.exists():
-        found = "there is no such folder"
+        trouble = "there is no such folder"
     elif path.is_file():
-        found = "is a file, expected a folder; if it is an archive, unpack it"
+        trouble = "is a file, expected a folder; if it is an archive, unpack it"
     else:
         names = sorted(entry.name for entry in path.iterdir())
         if is_root(component, path):
             return
         listing = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
-        found = (
+        trouble = (
             f"is not the root of {component}: expected {_landmark_words(component)} in it, found {listing}"
         )
     near = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     right = _nearby(component, near) if near != Path("/") else None
-    raise EnvironmentLacking(f"{where}: {found}", fix=_export(variable, right))
+    raise EnvironmentLacking(f"{where}: {trouble}", fix=_export(variable, right))
 
 
 def _landmark_words(component: str) -> str:

@@ -30,8 +30,8 @@ SIGNED = dist_path() / "overlay"
 
 def runner_of(dist: Path) -> Path | None:
     """The runner for a target: that of a build from ExecuTorch's source, else ours, else none."""
-    chosen = build_of(dist) / RUNNER
-    return chosen if chosen.is_file() else None
+    runner = build_of(dist) / RUNNER
+    return runner if runner.is_file() else None
 
 
 def build_of(dist: Path) -> Path:
@@ -94,13 +94,13 @@ def state_of(tree: Path) -> TreeState:
         elif _READ_BY_BUILDS.fullmatch(path):
             file = tree / path
             files[path] = hash_file(file) if file.is_file() else ""
-    changed = any(kind != "?" for kind, _, _ in entries)
-    return TreeState(git_output(tree, "rev-parse", "HEAD"), changed, dict(sorted(files.items())))
+    is_changed = any(kind != "?" for kind, _, _ in entries)
+    return TreeState(git_output(tree, "rev-parse", "HEAD"), is_changed, dict(sorted(files.items())))
 
 
-def describe(folder: Path, built: BuiltFrom) -> None:
+def describe(folder: Path, build: BuiltFrom) -> None:
     """Write the description into an overlay."""
-    data = {"schema": _SCHEMA, "tree": str(built.tree), "profile": built.profile, **asdict(built.state)}
+    data = {"schema": _SCHEMA, "tree": str(build.tree), "profile": build.profile, **asdict(build.state)}
     replace_text(folder / DESCRIPTION, json.dumps(data, indent=2) + "\n")
 
 
@@ -118,24 +118,24 @@ def description_of(folder: Path) -> BuiltFrom | None:
 
 def require_current(folder: Path) -> None:
     """Refuse an overlay whose tree is another one than was built: it would pass under that one's name."""
-    built = description_of(folder)
-    if built is not None and (stale := staleness(built)):
-        raise EnvironmentLacking(stale, fix=again(built))
+    build = description_of(folder)
+    if build is not None and (stale := staleness(build)):
+        raise EnvironmentLacking(stale, fix=again(build))
 
 
-def staleness(built: BuiltFrom) -> str:
+def staleness(build: BuiltFrom) -> str:
     """What the tree has that was not built; empty if that is nothing."""
-    now = state_of(built.tree)
-    if (now.commit, now.files) == (built.state.commit, built.state.files):
+    now = state_of(build.tree)
+    if (now.commit, now.files) == (build.state.commit, build.state.files):
         return ""
-    names = sorted(name for name, _ in now.files.items() ^ built.state.files.items())
+    names = sorted(name for name, _ in now.files.items() ^ build.state.files.items())
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     differing = f": {', '.join(names[:3])}{more}" if names else ""
-    return f"{built.tree} was built from {built.state}, and the tree is {now}{differing}"
+    return f"{build.tree} was built from {build.state}, and the tree is {now}{differing}"
 
 
-def again(built: BuiltFrom) -> str:
-    return session("build_x86", *([] if built.profile == DEFAULT_PROFILE else ["--profile", built.profile]))
+def again(build: BuiltFrom) -> str:
+    return session("build_x86", *([] if build.profile == DEFAULT_PROFILE else ["--profile", build.profile]))
 
 
 def git_output(root: Path, *arguments: str) -> str:
@@ -148,10 +148,10 @@ def git_output(root: Path, *arguments: str) -> str:
     settings = ("-c", f"safe.directory={root}", "-c", "log.showSignature=false")
     command = ["git", *settings, "-C", str(root), *arguments]
     try:
-        done = captured(command, env=environ)
+        process = captured(command, env=environ)
     except FileNotFoundError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 def _entries(status: str) -> Iterator[tuple[str, str, str]]:

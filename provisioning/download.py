@@ -161,9 +161,9 @@ class Transfer:
                 continue
             except NetworkError as error:
                 failure = error
-            done = self.part.stat().st_size if self.part.is_file() else 0
-            if done > furthest:
-                retry, furthest = self.patience.retry(), done
+            size = self.part.stat().st_size if self.part.is_file() else 0
+            if size > furthest:
+                retry, furthest = self.patience.retry(), size
             try:
                 retry = retry.increment("GET", redact(url), error=failure)
             except urllib3.exceptions.MaxRetryError:
@@ -177,7 +177,7 @@ class Transfer:
             self.patience.sleep(wait)
 
     def _attempt(self, session: requests.Session, url: str) -> Fetched:
-        offset, digest = self._here()
+        offset, digest = self._continuation()
         if digest.hexdigest() == self.sha256:
             # Killed between the last byte and the rename.
             return self._land(url, digest.hexdigest(), offset, resumed=True)
@@ -195,7 +195,7 @@ class Transfer:
             received = self._stream(response, url, offset, digest, total)
         return self._land(url, digest.hexdigest(), received, resumed=offset > 0)
 
-    def _here(self) -> tuple[int, hashlib._Hash]:
+    def _continuation(self) -> tuple[int, hashlib._Hash]:
         """How many bytes of the part file can be continued, and their hash. None without a known hash, as a
         wrong byte would stay unnoticed."""
         with disk_errors(ANOTHER_STORE, self.into.parent):
@@ -242,10 +242,10 @@ class Transfer:
         status = response.status_code
         total = whole_number(response.headers.get("Content-Length"))
         if status == 206 and offset:
-            start, whole = parse_content_range(response.headers.get("Content-Range")) or (None, None)
+            start, full_size = parse_content_range(response.headers.get("Content-Range")) or (None, None)
             if start != offset:
                 raise _StartOver("the server sent another range than the requested one")
-            total = whole or (None if total is None else offset + total)
+            total = full_size or (None if total is None else offset + total)
         elif status == 416 and offset:
             raise _StartOver("the server has no more bytes after those already here")
         elif status != 200:
@@ -308,8 +308,8 @@ class Transfer:
         with disk_errors(ANOTHER_STORE, self.into.parent):
             if self.sha256 is None:
                 # With a hash, the next use notices what a crash cut off.
-                with self.part.open("rb") as whole:
-                    os.fsync(whole.fileno())
+                with self.part.open("rb") as stream:
+                    os.fsync(stream.fileno())
             self.part.replace(self.into)
         return Fetched(self.into, digest, size)
 
@@ -322,10 +322,10 @@ def body_of(response: requests.Response, patience: Patience) -> Iterator[bytes]:
     while block := response.raw.read1(BLOCK, decode_content=False):
         yield block
         arrived += len(block)
-        if (passed := time.monotonic() - since) >= patience.stall_timeout:
-            if arrived < patience.least_speed * passed:
+        if (duration := time.monotonic() - since) >= patience.stall_timeout:
+            if arrived < patience.least_speed * duration:
                 raise UpstreamError(
-                    f"{redact(response.url)}: {arrived} bytes arrived in {passed:.0f} s",
+                    f"{redact(response.url)}: {arrived} bytes arrived in {duration:.0f} s",
                     fix=f"try again later: it goes on from there; or name a mirror in {MIRROR_VARIABLE}",
                 )
             since, arrived = time.monotonic(), 0
@@ -443,8 +443,8 @@ def open_session() -> requests.Session:
 def _stay_encrypted(response: requests.Response, **_: object) -> None:
     """Refuse a redirect from https to http, and one that leaves the network."""
     target = urljoin(response.url, response.headers.get("Location", ""))
-    allowed = ("https:",) if response.url.startswith("https:") else ("https:", "http:")
-    if response.is_redirect and not target.startswith(allowed):
+    schemes = ("https:",) if response.url.startswith("https:") else ("https:", "http:")
+    if response.is_redirect and not target.startswith(schemes):
         response.close()
         where = "an address without TLS" if target.startswith("http:") else "what is no address of a server"
         raise UpstreamError(
@@ -470,9 +470,9 @@ def refuse(response: requests.Response, url: str) -> NoReturn:
     reason = f"the server answered {status} {response.reason or ''}".rstrip()
     if status in RETRIED:
         raise NetworkError(reason, wait=retry_after(response.headers.get("Retry-After")))
-    shown = redact(url)
+    address = redact(url)
     if response.history:
-        shown += f" (redirected to {urlsplit(response.url).hostname})"
+        address += f" (redirected to {urlsplit(response.url).hostname})"
     fixes = {
         401: "the address needs credentials: put them in ~/.netrc",
         403: "this server refuses some networks: try another one, name a mirror in "
@@ -482,7 +482,7 @@ def refuse(response: requests.Response, url: str) -> NoReturn:
         407: "the proxy needs credentials: put them in HTTPS_PROXY",
     }
     raise UpstreamError(
-        f"{shown}: {reason}",
+        f"{address}: {reason}",
         fix=fixes.get(status, f"try another mirror ({MIRROR_VARIABLE}) or try again later"),
     )
 

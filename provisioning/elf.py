@@ -30,8 +30,8 @@ def highest_version(names: Iterable[str], family: str) -> str | None:
     """
     begins = f"{family}_"
     numbers = [name.removeprefix(begins) for name in names if name.startswith(begins)]
-    known = (number for number in numbers if number.replace(".", "").isdecimal())
-    return max(known, key=version_key, default=None)
+    versions = (number for number in numbers if number.replace(".", "").isdecimal())
+    return max(versions, key=version_key, default=None)
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -185,8 +185,8 @@ def _facts(stream: BinaryIO) -> Elf:
         interpreter=interpreter.get_interp_name() if interpreter else "",
         versions=tuple(
             (str(library.name), version.name)
-            for library, needed in needs
-            for version in needed
+            for library, versions in needs
+            for version in versions
             if not version["vna_flags"] & _VER_FLG_WEAK
         ),
         alignments=tuple(load["p_align"] for load in loads),
@@ -275,9 +275,9 @@ def complaints(elf: Elf, demands: Demands) -> Iterator[tuple[Wrong, str]]:
 
 
 def _newer_glibc(elf: Elf, newest: str) -> Iterator[tuple[Wrong, str]]:
-    needed = highest_version((version for _, version in elf.versions), "GLIBC") or "0"
-    if version_key(needed) > version_key(newest):
-        yield Wrong.GLIBC, f"expected to need glibc {newest} at most, found {needed}"
+    least = highest_version((version for _, version in elf.versions), "GLIBC") or "0"
+    if version_key(least) > version_key(newest):
+        yield Wrong.GLIBC, f"expected to need glibc {newest} at most, found {least}"
     for name in sorted({version for _, version in elf.versions if version.startswith("GLIBC_")}):
         if name[len("GLIBC_") :].replace(".", "").isdecimal():
             continue
@@ -312,8 +312,8 @@ class LackingVersion:
 class Loading:
     """What the loader says as it opens one library in a new process."""
 
-    found: frozenset[Path] = frozenset()
-    missing: tuple[str, ...] = ()
+    files: frozenset[Path] = frozenset()
+    gaps: tuple[str, ...] = ()
     """Names of libraries."""
     versions: tuple[LackingVersion, ...] = ()
     failure: str = ""
@@ -323,17 +323,17 @@ class Loading:
 def load(library: Path, library_path: str) -> Loading:
     environ = {"LD_TRACE_LOADED_OBJECTS": "1", "LC_ALL": "C"}
     environ |= {"LD_LIBRARY_PATH": library_path} if library_path else {}
-    done = captured([LOADER, library], env=environ)
-    missing = tuple(dict.fromkeys(_MISSING.findall(done.stdout)))
+    process = captured([LOADER, library], env=environ)
+    gaps = tuple(dict.fromkeys(_MISSING.findall(process.stdout)))
     versions = tuple(
         LackingVersion(_plain(needing), version, _plain(provider.rpartition(": ")[2]))
-        for provider, version, needing in _VERSION.findall(done.stderr)
+        for provider, version, needing in _VERSION.findall(process.stderr)
     )
     failure = ""
-    if done.returncode and not missing and not versions:
-        failure = done.stderr.strip().rpartition("\n")[2] or f"it ended with status {done.returncode}"
-    found = frozenset(_plain(file) for file in _FOUND.findall(done.stdout))
-    return Loading(found, missing, versions, failure)
+    if process.returncode and not gaps and not versions:
+        failure = process.stderr.strip().rpartition("\n")[2] or f"it ended with status {process.returncode}"
+    files = frozenset(_plain(file) for file in _FOUND.findall(process.stdout))
+    return Loading(files, gaps, versions, failure)
 
 
 def load_all(libraries: Mapping[Path, Elf], library_path: str) -> dict[Path, Loading]:
@@ -341,16 +341,16 @@ def load_all(libraries: Mapping[Path, Elf], library_path: str) -> dict[Path, Loa
     what another one's RPATH names; of libraries that only need each other each is opened."""
     if not LOADER.is_file():
         return {}
-    needed = {
+    names = {
         name for path, elf in libraries.items() for name in elf.needed if name != (elf.soname or path.name)
     }
-    loaded: dict[Path, Loading] = {}
+    loadings: dict[Path, Loading] = {}
     reached: set[Path] = set()
-    for path in sorted(libraries, key=lambda path: bool({path.name, libraries[path].soname} & needed)):
+    for path in sorted(libraries, key=lambda path: bool({path.name, libraries[path].soname} & names)):
         if _plain(path) not in reached:
-            loaded[path] = load(path, library_path)
-            reached |= loaded[path].found
-    return loaded
+            loadings[path] = load(path, library_path)
+            reached |= loadings[path].files
+    return loadings
 
 
 def _plain(path: str | Path) -> Path:

@@ -156,16 +156,16 @@ def resolve(
         pin = pins.get(component)
         if needs is None:
             ours = pin is not None and component not in profile.optional
-            needed = selection.target in KINDS[component].needed_by and (component == QNN_SDK or ours)
+            is_needed = selection.target in KINDS[component].needed_by and (component == QNN_SDK or ours)
         else:
-            needed = component in needs
-        root = _users_root(component, needed, selection, environ, notes)
+            is_needed = component in needs
+        root = _users_root(component, is_needed, selection, environ, notes)
         if root is None:
             stored = _from_store(component, variable, pin, selection, trees) if pin is not None else None
             root = _named_or_stored(component, stored, selection, environ, notes)
         if root is not None:
             roots[component] = root
-        elif needed:
+        elif is_needed:
             lacking.append(component)
     if lacking:
         raise _lacking(lacking, profile, selection, environ, notes)
@@ -190,10 +190,10 @@ def _lacking(
     notes: Sequence[Note],
 ) -> EnvironmentLacking:
     pins = profile.pins
-    named = [f"{name} {pins[name].version}" if name in pins else name for name in lacking]
+    labels = [f"{name} {pins[name].version}" if name in pins else name for name in lacking]
     message = (
-        f"{_listed(named)} for {selection.target} {'is' if len(lacking) == 1 else 'are'} neither in the "
-        f"store ({selection.store}) nor named by {_listed([COMPONENT_VARIABLES[name] for name in lacking])}"
+        f"{_series(labels)} for {selection.target} {'is' if len(lacking) == 1 else 'are'} neither in the "
+        f"store ({selection.store}) nor named by {_series([COMPONENT_VARIABLES[name] for name in lacking])}"
         + "".join(f"; {note}" for note in notes)
     )
     components = [word for name in lacking for word in ("--component", name)]
@@ -211,7 +211,7 @@ def _lacking(
     return EnvironmentLacking(message, fix=session("provision", *flags))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _series(names: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
@@ -228,8 +228,8 @@ def why_no_phone(selection: Selection, environ: Mapping[str, str]) -> str:
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
     """The shortest flags that select the same for `provision`."""
     targets = () if selection.target == DEFAULT_TARGET else (DEFAULT_TARGET, selection.target)
-    chosen = replace(selection, named_targets=targets)
-    return [*selecting_flags(chosen, environ), *_consents(chosen)]
+    choice = replace(selection, named_targets=targets)
+    return [*selecting_flags(choice, environ), *_consents(choice)]
 
 
 def consenting(fix: str, selection: Selection) -> str:
@@ -240,10 +240,10 @@ def consenting(fix: str, selection: Selection) -> str:
     def accepted(command: Command) -> Command:
         if command[0] != "provision" or licences.FLAG in command:
             return command
-        named = [word for flag, word in pairwise(command) if flag == "--component"]
-        return (*command, *_consents(selection, named))
+        components = [word for flag, word in pairwise(command) if flag == "--component"]
+        return (*command, *_consents(selection, components))
 
-    return fix.changed(accepted)
+    return fix.with_commands(accepted)
 
 
 def _consents(selection: Selection, only: Collection[str] = ()) -> list[str]:
@@ -291,18 +291,18 @@ def users_own(
     """
     variable = COMPONENT_VARIABLES[component]
     names = (variable, *KINDS[component].aliases)
-    named = {name: environ[name] for name in names if name in environ}
-    for name in [name for name, value in named.items() if not value]:
+    values = {name: environ[name] for name in names if name in environ}
+    for name in [name for name, value in values.items() if not value]:
         notes.append(Note(f"{name} is set but empty, and taken as not set", name))
-        del named[name]
-    named = {name: value for name, value in named.items() if not _in_store(value, name, store)}
-    if not named:
+        del values[name]
+    values = {name: value for name, value in values.items() if not _in_store(value, name, store)}
+    if not values:
         return None
-    name, value = next(iter(named.items()))
-    for other, other_value in named.items():
+    name, value = next(iter(values.items()))
+    for alias, other_value in values.items():
         if not _same(other_value, value):
             notes.append(
-                Note(f"{other}={other_value} contradicts {name}={value}, which is the one used", other)
+                Note(f"{alias}={other_value} contradicts {name}={value}, which is the one used", alias)
             )
     return name, value
 
@@ -312,7 +312,7 @@ def _in_store(value: str, variable: str, store: Path) -> bool:
 
 
 def _users_root(
-    component: str, needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[Note]
+    component: str, is_needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[Note]
 ) -> Root | None:
     from provisioning.components import adopt
 
@@ -323,7 +323,7 @@ def _users_root(
     try:
         adopt(component, value, variable)
     except EnvironmentLacking as error:
-        if needed:
+        if is_needed:
             error.fix = consenting(error.fix, selection)
             raise
         # Of what this target never takes it is no mistake.
@@ -352,9 +352,9 @@ def _named_or_stored(
     if stored is not None and _same(value, str(stored.path)):
         return stored
     if profile := environ.get("QNN_CI_PROFILE"):
-        used = f"uses {stored.path}" if stored else "has none"
+        use = f"uses {stored.path}" if stored else "has none"
         text = f"{variable}={value}, a tree of the store that was set for profile {profile}, is ignored;"
-        notes.append(Note(f"{text} profile {selection.profile} {used}"))
+        notes.append(Note(f"{text} profile {selection.profile} {use}"))
         return stored
     return Root(adopt(component, value, variable).path, "directory", variable)
 
@@ -401,15 +401,15 @@ def _variables(
     programs = sdk / "bin" / HOST_LIBRARIES
     entries = [str(programs)] if programs.is_dir() else []
     if entries:
-        others = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
-        variables["PATH"] = ":".join(entries + others)
-    built = description_of(overlay) if EXECUTORCH_SOURCE in roots else None
-    if built is not None and built.tree == roots[EXECUTORCH_SOURCE].path:
+        rest = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
+        variables["PATH"] = ":".join(entries + rest)
+    build = description_of(overlay) if EXECUTORCH_SOURCE in roots else None
+    if build is not None and build.tree == roots[EXECUTORCH_SOURCE].path:
         entries_before = environ.get("PYTHONPATH", "").split(":")
-        kept = [entry for entry in entries_before if entry not in ("", str(overlay))]
-        variables["PYTHONPATH"] = ":".join([str(overlay), *kept])
-        notes.append(Note(f"Python's executorch is what build_x86 built from {built}"))
-    elif built is None and (overlay / DESCRIPTION).is_file() and EXECUTORCH_SOURCE in roots:
+        paths = [entry for entry in entries_before if entry not in ("", str(overlay))]
+        variables["PYTHONPATH"] = ":".join([str(overlay), *paths])
+        notes.append(Note(f"Python's executorch is what build_x86 built from {build}"))
+    elif build is None and (overlay / DESCRIPTION).is_file() and EXECUTORCH_SOURCE in roots:
         again = session("build_x86")
         text = f"{overlay} is of another release of this toolkit, and is left alone: {again}"
         notes.append(Note(text))
@@ -426,17 +426,17 @@ def _library_path(sdk: Path, existing: str, notes: list[Note]) -> str:
             f"LD_LIBRARY_PATH cannot carry {ours!r}: {special.group()!r} means something else to the loader",
             fix="move it to a path without that, with --store or QNN_CI_STORE for the store",
         )
-    kept = [ours] if Path(ours).is_dir() else []
-    if not kept:
+    folders = [ours] if Path(ours).is_dir() else []
+    if not folders:
         notes.append(Note(f"{ours} is not there, so nothing of this SDK runs on the host"))
     for entry in re.split("[:;]", existing) if existing else []:
         if not entry:
             notes.append(Note("an empty entry of LD_LIBRARY_PATH, the current directory, is left out"))
         elif why := _why_left_out(entry, ours):
             notes.append(Note(f"{why} and is left out of LD_LIBRARY_PATH", "LD_LIBRARY_PATH"))
-        elif not any(_same(entry, other) for other in kept):
-            kept.append(entry)
-    return ":".join(kept)
+        elif not any(_same(entry, folder) for folder in folders):
+            folders.append(entry)
+    return ":".join(folders)
 
 
 def _why_left_out(entry: str, ours: str) -> str:
@@ -451,7 +451,7 @@ def _why_left_out(entry: str, ours: str) -> str:
 def _preload(sdk: Path, existing: str, notes: list[Note]) -> str:
     """What the user has loaded before all else, without the libraries of another QNN SDK."""
     ours = sdk / "lib" / HOST_LIBRARIES
-    kept = []
+    libraries = []
     for entry in filter(None, re.split("[: ]", existing)):
         folder, name = os.path.split(entry)
         # One without a folder is looked for in LD_LIBRARY_PATH, where ours come first.
@@ -459,8 +459,8 @@ def _preload(sdk: Path, existing: str, notes: list[Note]) -> str:
             text = f"{entry} is of another QNN SDK and is left out of LD_PRELOAD"
             notes.append(Note(text, "LD_PRELOAD"))
         else:
-            kept.append(entry)
-    return ":".join(kept)
+            libraries.append(entry)
+    return ":".join(libraries)
 
 
 def _dsp_path(target: str, environ: Mapping[str, str], notes: list[Note]) -> str:

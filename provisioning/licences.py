@@ -30,7 +30,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
 def flags(store: Path, components: Iterable[Component]) -> list[str]:
     """The flags with which these components, which are not in the store, can be fetched into it."""
     absent = list(components)
-    lacking = missing(store, absent)
+    lacking = open_licences(store, absent)
     accepting = [word for licence in lacking for word in (FLAG, licence)]
     return accepting + ([] if all(component.pinned for component in absent) else [TRUST])
 
@@ -50,20 +50,20 @@ def recorded(store: Path) -> dict[str, dict[str, str]]:
         ) from error
 
 
-def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def acceptances(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Licence ids that the user accepts now, each with the means: a variable or a flag."""
     by_variable = {part.strip(): VARIABLE for part in environ.get(VARIABLE, "").split(",") if part.strip()}
     by_flag = dict.fromkeys(flags, FLAG)
     if by_flag:
         from provisioning.manifest import every_component
 
-        known = {component.licence.id for _, component in every_component() if component.licence is not None}
-        if unknown := sorted(by_flag.keys() - known):
-            raise UnknownName(f"no profile has a licence {unknown[0]!r} to accept", unknown[0], known)
+        ids = {component.licence.id for _, component in every_component() if component.licence is not None}
+        if unknown := sorted(by_flag.keys() - ids):
+            raise UnknownName(f"no profile has a licence {unknown[0]!r} to accept", unknown[0], ids)
     return by_variable | by_flag
 
 
-def missing(
+def open_licences(
     store: Path, components: Iterable[Component], accepted: Collection[str] = ()
 ) -> dict[str, Licence]:
     """Licences of these components that are neither on record nor accepted now, by id."""
@@ -77,7 +77,7 @@ def missing(
 
 def require(store: Path, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
     """Record new acceptances, or refuse these components and name every licence that is missing."""
-    lacking = missing(store, components.values(), accepted)
+    lacking = open_licences(store, components.values(), accepted)
     if lacking:
         under = [
             f"{name} {component.version} comes under a licence that was not accepted yet: "

@@ -152,6 +152,6 @@ def load_socs() -> dict[str, Soc]:
 def soc_named(name: str) -> Soc:
     socs = load_socs()
     if name not in socs:
-        known = chip_named(name)
-        raise UsageError(f"{name} is QNN's {known}", fix=add_flags("--soc", known))
+        chip = chip_named(name)
+        raise UsageError(f"{name} is QNN's {chip}", fix=add_flags("--soc", chip))
     return socs[name]

@@ -122,13 +122,13 @@ def with_credentials(url: str, environ: Mapping[str, str]) -> str:
 
 def _files(environ: Mapping[str, str]) -> list[Path]:
     """pip's configuration files, the strongest last."""
-    named = environ.get("PIP_CONFIG_FILE", "")
-    if named == os.devnull:
+    path = environ.get("PIP_CONFIG_FILE", "")
+    if path == os.devnull:
         return []
     home = Path(environ.get("HOME", "~")).expanduser()
     everybodys = environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
     files = [Path(folder, "pip", "pip.conf") for folder in everybodys.split(":")] + [Path("/etc/pip.conf")]
-    if not (named and Path(named).exists()):
+    if not (path and Path(path).exists()):
         own = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
         files += [home / ".pip" / "pip.conf", own / "pip" / "pip.conf"]
-    return [*files, Path(sys.prefix) / "pip.conf", *([Path(named)] if named else [])]
+    return [*files, Path(sys.prefix) / "pip.conf", *([Path(path)] if path else [])]

@@ -75,7 +75,7 @@ class PythonEnvironments:
     def home(self, name: str) -> Path:
         return self.folder / (f"{name}-{_stamp(self._lock(name))[:12]}" if self.shared else name)
 
-    def made(self, name: str) -> str:
+    def current_python(self, name: str) -> str:
         """The Python of an environment that is exactly its lock; empty where it is yet to be made."""
         text = self._lock(name)
         in_image = Path(os.environ.get(IN_IMAGE) or os.devnull, name)
@@ -93,16 +93,16 @@ class PythonEnvironments:
 
     def interpreter(self, name: str) -> str:
         """The Python of an environment, made or rebuilt first if it is not exactly its lock."""
-        if python_path := self.made(name):
+        if python_path := self.current_python(name):
             return python_path
         from filelock import FileLock
 
         text, home = self._lock(name), self.home(name)
-        python, stamp, wanted = home / "bin" / "python", home / STAMP, _stamp(text)
+        python, stamp, new_stamp = home / "bin" / "python", home / STAMP, _stamp(text)
 
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{home}.lock"):
-            if _text(stamp) != wanted:
+            if _text(stamp) != new_stamp:
                 begun = time.monotonic()
                 self.log(f"Making the {name} environment, once")
                 self._require_room(text)
@@ -113,7 +113,7 @@ class PythonEnvironments:
                 # Lines on a terminal too: what draws bars is not installed yet.
                 with at_work(f"Making the {name} environment", self.log):
                     self._fill(name, home, uv)
-                stamp.write_text(wanted, encoding="utf-8")
+                stamp.write_text(new_stamp, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
                 self._remove_unused(name)
         return str(python)
@@ -234,8 +234,8 @@ def _run(command: list[str], folder: Path) -> None:
 
 def _attempt(command: list[str]) -> tuple[int, str]:
     """The exit code and all that it printed."""
-    done = captured(command, env=_variables())
-    return done.returncode, done.stdout + done.stderr
+    process = captured(command, env=_variables())
+    return process.returncode, process.stdout + process.stderr
 
 
 def _require_room(folder: Path, megabytes: int) -> None:
@@ -278,8 +278,8 @@ def _raise_known(output: str, folder: Path) -> None:
 
 def _uv_cache() -> Path:
     """Where uv keeps what it downloads."""
-    if named := os.environ.get("UV_CACHE_DIR"):
-        return Path(named)
+    if folder := os.environ.get("UV_CACHE_DIR"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "uv")
 
 

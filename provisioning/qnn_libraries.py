@@ -83,8 +83,8 @@ class LibraryTable(Model):
         `of_qnn`: it holds a build id of QNN, whatever its name."""
         if not own_name or not (of_qnn or re.fullmatch(self.own, name)):
             return ""
-        expected = self.own_names.get(name, name)
-        return own_name if own_name.lower() != expected.lower() else ""
+        usual_name = self.own_names.get(name, name)
+        return own_name if own_name.lower() != usual_name.lower() else ""
 
     def names_build(self, name: str) -> bool:
         """Whether libraries of this name say of which build they are, in every SDK that was seen."""
@@ -193,8 +193,8 @@ def read_pe(path: Path) -> Pe:
             if security.VirtualAddress + security.Size > size:
                 raise BrokenPe(f"truncated: its signature ends beyond byte {size}")
             names = ("IMPORT", "DELAY_IMPORT")
-            wanted = [pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in names]
-            pe.parse_data_directories(directories=wanted)
+            directories = [pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in names]
+            pe.parse_data_directories(directories=directories)
             imports = [
                 *getattr(pe, "DIRECTORY_ENTRY_IMPORT", ()),
                 *getattr(pe, "DIRECTORY_ENTRY_DELAY_IMPORT", ()),
@@ -255,7 +255,7 @@ class Library:
 
     def of_another_build(self, build_id: str) -> list[str]:
         """What it says of its build that contradicts this id, which may lack its end."""
-        return [held for held in self.build_ids if not held.startswith(build_id)] or [
+        return [build for build in self.build_ids if not build.startswith(build_id)] or [
             piece for piece in self.build_pieces if not is_piece_of(piece, build_id)
         ]
 

@@ -174,12 +174,12 @@ def _address(source: Wheel) -> str:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         nothing_is_installed = ["--dry-run", "--ignore-installed", "--target", folder]
-        done = captured(
+        process = captured(
             [*_pip(source), "install", *_options(source), *nothing_is_installed, "--report", str(report)],
             env=_variables_of_pip(),
         )
-        if done.returncode:
-            raise explained_pip(source, done.stderr)
+        if process.returncode:
+            raise explained_pip(source, process.stderr)
         text = report.read_text(encoding="utf-8")
     try:
         urls: list[str] = [item["download_info"]["url"] for item in json.loads(text)["install"]]
@@ -349,9 +349,9 @@ def checkout(source: Git, into: Path, progress: Progress = SILENT) -> str:
             raise IntegrityError(
                 f"{into}: expected commit {source.commit}, found {present}", fix=f"remove {into}"
             )
-        if changed := _git(["status", "--porcelain"], into, source).splitlines():
+        if changes := _git(["status", "--porcelain"], into, source).splitlines():
             raise IntegrityError(
-                f"{into}: expected no changes since the checkout, found {len(changed)}: {changed[0]}",
+                f"{into}: expected no changes since the checkout, found {len(changes)}: {changes[0]}",
                 fix=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
             )
         return present
@@ -370,11 +370,11 @@ def checkout(source: Git, into: Path, progress: Progress = SILENT) -> str:
 
 def files_of(checkout: Path, source: Git) -> list[str]:
     """The files of the commit and its submodules; others, ignored ones for example, are not verified."""
-    listed = _git(["ls-files", "-z", "--recurse-submodules"], checkout, source)
+    output = _git(["ls-files", "-z", "--recurse-submodules"], checkout, source)
     # A submodule that is not checked out is listed as one entry, a folder.
     return sorted(
         path
-        for path in listed.split("\0")
+        for path in output.split("\0")
         if path and ((checkout / path).is_symlink() or not (checkout / path).is_dir())
     )
 
@@ -418,10 +418,10 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
     }
 
     command = ["git", "-c", "advice.detachedHead=false", "-c", "core.autocrlf=false", *arguments]
-    done = captured(command, cwd=folder, env=environ)
-    if done.returncode:
-        raise _explained_git(source, arguments[0], done.stderr, folder)
-    return done.stdout.strip()
+    process = captured(command, cwd=folder, env=environ)
+    if process.returncode:
+        raise _explained_git(source, arguments[0], process.stderr, folder)
+    return process.stdout.strip()
 
 
 def _explained_git(source: Git, step: str, text: str, folder: Path) -> ToolkitError:

@@ -83,7 +83,7 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         in_image = bool(arguments) and arguments[0].startswith("--image")
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
     if verb in ONE_MODEL:
-        typed = command_line.parsed(CI[verb], arguments)
+        typed = command_line.arguments_of(CI[verb], arguments)
         if not typed.model and (lane := getattr(typed, "lane", None)):
             return "ci", lane
         return "ci", lane_of(typed.model, folder).environment
@@ -145,7 +145,7 @@ def main() -> int:
     if helps or argv[0] not in verbs or argv[0] in BARE:
         return command_line.main("qnn-ci", "Run PyTorch and ONNX models on Qualcomm's NPUs.", verbs, argv)
     # The verb itself writes its answer: what is written here is why it did not start.
-    words, place = answer.taken(argv[1:])
+    words, place = answer.split_json(argv[1:])
     return command_line.answering(argv[0], words, place, lambda: _start(argv[0], argv[1:]), starts=True)
 
 
@@ -160,7 +160,7 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
             fix="clone the repository, and open the shell in the clone",
         )
     environments = PythonEnvironments(environments_folder(), _log)
-    if not environments.made(environment):
+    if not environments.current_python(environment):
         check(verb, arguments, Path.cwd())
     python = environments.interpreter(environment)
     folder = str(Path.cwd())

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         base_id = engine.image_id(base) or engine.pull(base)
         CONTEXT.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{CONTEXT}.lock"):
-            trees = trees_of(plan, Store(selection.store), licences.named(args.accept))
+            trees = trees_of(plan, Store(selection.store), licences.acceptances(args.accept))
             inputs = inputs_of(plan, engine, base_id, trees)
             log = CONTEXT.with_name(f"image-{plan.name}.log")
             order = Order(plan, inputs, base_id, labels(plan, base, base_id), log)

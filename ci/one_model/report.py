@@ -58,7 +58,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     name = " ".join(filter(None, [model.typed, *about]))
     report = ModelReport(name, model, StageRun(verb, selection.profile, DEFAULT_TARGET))
     tee = answer.Tee(sys.stdout)
-    printed = tee.kept
+    printed = tee.copy
     try:
         with redirect_stdout(tee), sharing_templates():
             code = work(report)

@@ -18,7 +18,7 @@ from ci.report.summary import in_words
 from provisioning.base.files import write_named
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.foreign import visible
-from provisioning.base.rendering import counted, verdict
+from provisioning.base.rendering import counts_of, verdict
 
 FIX = "choose another with -o or --reports"
 
@@ -66,7 +66,7 @@ def junit(reports: Sequence[Report]) -> str:
 
 def _cases(report: Report) -> Iterator[JunitCase]:
     result = STAGE_RESULT[verdict(report)]
-    message = f"{report.stage}: {verdict(report)}: {counted(report)}"
+    message = f"{report.stage}: {verdict(report)}: {counts_of(report)}"
     yield JunitCase(report.stage, "stage", report.seconds, result, message, f"repeat with: {report.command}")
     for name, row in rows_of(report, "programs").items():
         if row.passed:
@@ -80,7 +80,7 @@ def _cases(report: Report) -> Iterator[JunitCase]:
                 finding.subject or finding.rule,
                 result=results[finding.severity],
                 message=finding.message,
-                text="\n".join(filter(None, (finding.beside, finding.message, finding.fix))),
+                text="\n".join(filter(None, (finding.other_place, finding.message, finding.fix))),
             )
 
 

@@ -175,7 +175,7 @@ def _elfsigner(
     consent = Consent(
         store=selection.store,
         version=lpai_libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
-        accepted=licences.named((), os.environ),
+        accepted=licences.acceptances((), os.environ),
     )
     driver = Elfsigner(script, python, table.time_limit_seconds, consent, table.elfsigner)
     return Signer("elfsigner", driver.sign)

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(f"fresh: {', '.join(files.locked_environments())}\n")
         return 0
     if not args.torch:
-        store, accept = Store(store_path(args.store)), licences.named(args.accept, os.environ)
+        store, accept = Store(store_path(args.store)), licences.acceptances(args.accept, os.environ)
         hashes.record_components(store, args.profile or profile_names(), args.component, accept)
         hashes.record_wheels(store.downloads)
         # If a component or profile is named, only that is done.

@@ -19,7 +19,7 @@ from lab.operators.table_file import as_json, updated
 from lab.operators.table_judge import by_key
 from lab.operators.tried import TABLED
 from lab.operators.value_cases import DRAWS, PROGRAMS, cases, chains
-from provisioning.accepted_file import locked
+from provisioning.accepted_file import lock
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_SOC, ROOT
@@ -121,7 +121,7 @@ def accept_table(folder: Path) -> None:
             f"{folder} has no record of {', '.join(TABLED)}: it needs operators/SUITE-CHIP.json",
             fix="name the reports of a run of operator_tests, or the artifacts of a nightly one",
         )
-    with locked(TABLE.parent):
+    with lock(TABLE.parent):
         for soc, record in _newer_records(folder).items():
             path = FOLDER / f"{NEWER}-{soc}.json"
             before = load_record(path)

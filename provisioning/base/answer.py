@@ -92,16 +92,16 @@ class _Open:
     words: Sequence[str]
     facts: dict[str, Any] = field(default_factory=dict)
     reports: dict[str, Sequence[Finding]] = field(default_factory=dict)
-    others: list[Finding] = field(default_factory=list)
+    own_findings: list[Finding] = field(default_factory=list)
     corrected: dict[str, Sequence[str]] = field(default_factory=dict)
     """By a finding's message: this command with the name that was meant."""
     parser: argparse.ArgumentParser | None = None
 
     @property
     def findings(self) -> Iterator[Finding]:
-        for found in self.reports.values():
-            yield from found
-        yield from self.others
+        for rows in self.reports.values():
+            yield from rows
+        yield from self.own_findings
 
 
 _open: _Open | None = None
@@ -121,7 +121,7 @@ def refuse(verb: str) -> None:
 
 def add_findings(findings: Iterable[Finding]) -> None:
     if _open:
-        _open.others += findings
+        _open.own_findings += findings
 
 
 def add_report(report: Report) -> None:
@@ -139,10 +139,10 @@ def add_error(error: ToolkitError) -> None:
     ):
         return
     if isinstance(error, UnknownName) and error.near:
-        whole = re.compile(rf"(?<![^:=/]){re.escape(error.name)}(?![^:=/])")
+        pattern = re.compile(rf"(?<![^:=/]){re.escape(error.name)}(?![^:=/])")
         words = [_open.verb, *_open.words]
-        _open.corrected[error.message] = [whole.sub(lambda _: error.near, word, count=1) for word in words]
-    _open.others.append(Finding(error.rule, Severity.ERROR, _open.verb, error.message, error.fix))
+        _open.corrected[error.message] = [pattern.sub(lambda _: error.near, word, count=1) for word in words]
+    _open.own_findings.append(Finding(error.rule, Severity.ERROR, _open.verb, error.message, error.fix))
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +151,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         _open.parser = parser
 
 
-def taken(words: Sequence[str]) -> tuple[list[str], str | None]:
+def split_json(words: Sequence[str]) -> tuple[list[str], str | None]:
     """The words without `--json [FILE]`, and its FILE, empty for standard output; None without the flag.
 
     The next word is FILE if it ends in .json: in `diagnose --json build.log` the log is no FILE."""
@@ -159,9 +159,9 @@ def taken(words: Sequence[str]) -> tuple[list[str], str | None]:
     end = rest.index("--") if "--" in rest else len(rest)
     for index in reversed(range(end)):
         if rest[index] == FLAG:
-            named = index + 1 < end and rest[index + 1].endswith(".json")
-            place = rest[index + 1] if named else ""
-            del rest[index : index + 1 + named]
+            has_file = index + 1 < end and rest[index + 1].endswith(".json")
+            place = rest[index + 1] if has_file else ""
+            del rest[index : index + 1 + has_file]
         elif rest[index].startswith(f"{FLAG}="):
             place = rest.pop(index).partition("=")[2]
     return rest, place
@@ -203,7 +203,7 @@ def _printed(*, live: bool) -> Iterator[Callable[[], str]]:
     if live:
         tee = Tee(sys.stdout)
         with redirect_stdout(tee):
-            yield tee.kept.getvalue
+            yield tee.copy.getvalue
         return
     import tempfile
 
@@ -217,10 +217,10 @@ def _printed(*, live: bool) -> Iterator[Callable[[], str]]:
 
         try:
             with redirect_stdout(file):
-                yield lambda: kept
+                yield lambda: text
         finally:
             file.flush()
-            kept = read()
+            text = read()
             os.dup2(before, 1)
             os.close(before)
 
@@ -229,10 +229,10 @@ class Tee:
     """Standard output that also keeps what is written."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream, self.kept = stream, io.StringIO()
+        self.stream, self.copy = stream, io.StringIO()
 
     def write(self, text: str) -> int:
-        self.kept.write(text)
+        self.copy.write(text)
         return self.stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -243,58 +243,58 @@ class Tee:
         return getattr(self.stream, name)
 
 
-def _document(said: _Open, code: int, output: str) -> str:
+def _document(draft: _Open, code: int, output: str) -> str:
     import json
 
-    findings = [_as_answered(said, finding) for finding in said.findings]
+    findings = [_as_answered(draft, finding) for finding in draft.findings]
     # What failed comes first, then what may.
     ranked = [finding for level in ("error", "warning") for finding in findings if finding.severity == level]
     answer = Answer(
         schema=1,
-        verb=said.verb,
-        command=_typed(said.verb, *said.words),
+        verb=draft.verb,
+        command=_typed(draft.verb, *draft.words),
         python=sys.executable,
         exit_code=code,
         outcome=OUTCOMES.get(code, "fail"),
         findings=findings,
-        next=next(filter(None, [*(mistake.next for mistake in ranked), said.facts.get("next", "")]), ""),
+        next=next(filter(None, [*(mistake.next for mistake in ranked), draft.facts.get("next", "")]), ""),
         output=output.splitlines(),
     )
-    return json.dumps(mapped({**said.facts, **asdict(answer)}, _shown), indent=2) + "\n"
+    return json.dumps(mapped({**draft.facts, **asdict(answer)}, _printable), indent=2) + "\n"
 
 
-def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:
+def _as_answered(draft: _Open, finding: Finding) -> AnsweredFinding:
     return AnsweredFinding(
         finding.rule,
         finding.severity.value,
         finding.subject,
         finding.message,
         finding.fix,
-        _next(said, finding),
+        _next(draft, finding),
         finding.place,
         finding.edit,
     )
 
 
-def _next(said: _Open, finding: Finding) -> str:
+def _next(draft: _Open, finding: Finding) -> str:
     """The command that the fix names, or this command as the fix changes it; empty where there is none."""
-    if words := said.corrected.get(finding.message):
+    if words := draft.corrected.get(finding.message):
         return _typed(*words)
     if finding.edit:
-        return _typed(said.verb, *said.words)
+        return _typed(draft.verb, *draft.words)
     if finding.command:
         return _typed(*finding.command)
-    fix, known = finding.fix, _flags(said.parser) if said.parser else {}
+    fix, flags = finding.fix, _flags(draft.parser) if draft.parser else {}
     if not isinstance(fix, Fix):
         return ""
-    changed = {fix.without, *(word for word in fix.flags if word.startswith("-"))} - {""}
-    if not changed or changed - known.keys():
+    names = {fix.without, *(word for word in fix.flags if word.startswith("-"))} - {""}
+    if not names or names - flags.keys():
         return ""
-    words = list(said.words)
-    for flag in changed:
-        words = _without(words, flag, takes=known[flag])
+    words = list(draft.words)
+    for flag in names:
+        words = _without(words, flag, takes=flags[flag])
     # In front: behind the words there may be a `--`.
-    return _typed(said.verb, *fix.flags, *words)
+    return _typed(draft.verb, *fix.flags, *words)
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
@@ -319,7 +319,7 @@ def _typed(*words: str) -> str:
     return shlex.join(["qnn-ci", *words])
 
 
-def _shown(value: object) -> object:
+def _printable(value: object) -> object:
     """As it may be shown: much of the text is of models, logs and files. JSON has no infinity."""
     if isinstance(value, str):
         return visible(value)

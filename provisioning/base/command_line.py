@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 from provisioning.base import answer
-from provisioning.base.commands import Fix, joined
+from provisioning.base.commands import Fix, join
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.errors import (
     INTERNAL,
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, self._path)
         # Also behind the word of a subparser, where people type it.
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
-        # `taken` has read it before, so that it may stand behind any of a verb's words.
+        # `split_json` has read it before, so that it may stand behind any of a verb's words.
         self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
 
     def error(self, message: str) -> NoReturn:
@@ -111,14 +111,14 @@ class Parser(argparse.ArgumentParser):
         import re
 
         unknown = UsageError(message, fix=Fix("{} {}", self.prog, ("--help",)))
-        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
-            known = [part.strip(" '") for part in found[2].split(",")]
-        elif found := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
-            known = [*self._option_string_actions]
+        if match := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
+            names = [part.strip(" '") for part in match[2].split(",")]
+        elif match := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+            names = [*self._option_string_actions]
         else:
             return unknown
-        meant = UnknownName(message, found[1], known)
-        return meant if meant.near else unknown
+        mistake = UnknownName(message, match[1], names)
+        return mistake if mistake.near else unknown
 
     def _path(self, text: str) -> Path:
         if not text:
@@ -192,7 +192,7 @@ def main(
     # When Python ends it would look once more: for a second where executorch is imported.
     atexit.register(gc.freeze)
     name, rest = argv[0], list(argv[1:])
-    words, place = answer.taken(rest)
+    words, place = answer.split_json(rest)
     if name not in verbs:
 
         def refuse() -> int:
@@ -258,22 +258,22 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
         drop_output(sys.stdout)
         return code
     except OSError as error:
-        known = disk_error(error, "choose another path (see --help)")
-        if known is None:
+        trouble = disk_error(error, "choose another path (see --help)")
+        if trouble is None:
             return _crashed(error)
         if debug:
             _print_traceback()
         if error.filename is None:
             drop_output(sys.stdout)
-        show_error(known)
-        return known.exit_code
+        show_error(trouble)
+        return trouble.exit_code
     except ModuleNotFoundError as error:
         if not session or (error.name or "").partition(".")[0] in OWN_PACKAGES:
             return _crashed(error)
         if debug:
             _print_traceback()
         message = f"the Python {sys.executable} has no package {error.name}"
-        show_error(EnvironmentLacking(message, fix=joined([session, "which installs what it needs"], ", ")))
+        show_error(EnvironmentLacking(message, fix=join([session, "which installs what it needs"], ", ")))
         return EnvironmentLacking.exit_code
     except Exception as error:
         return _crashed(error)
@@ -349,23 +349,23 @@ def module_of(verb: Verb) -> VerbModule:
     return cast(VerbModule, getattr(imported_module, attribute) if attribute else imported_module)
 
 
-def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
+def arguments_of(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     """What the words mean to a verb, which is not run.
 
     Where its command line refuses them, what was parsed before: the verb itself says what is wrong."""
     parser = Parser()
     module_of(verb).configure(parser)
-    known = argparse.Namespace()
+    arguments = argparse.Namespace()
     with suppress(SystemExit), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        parser.parse_known_args(answer.taken(argv)[0], known)
-    return known
+        parser.parse_known_args(answer.split_json(argv)[0], arguments)
+    return arguments
 
 
 def checked(program: str, name: str, verb: Verb, argv: Sequence[str], started_in: Path) -> argparse.Namespace:
     """What the words mean to a verb, which is not run. Where its command line refuses them, so does this."""
     Parser.started_in = str(started_in)
     try:
-        return _parser(program, name, verb).parse_args(answer.taken(argv)[0])
+        return _parser(program, name, verb).parse_args(answer.split_json(argv)[0])
     finally:
         Parser.started_in = ""
 

@@ -43,16 +43,16 @@ class Fix(str):
 
     def __new__(cls, text: str, *parts: str | Path | Sequence[str | Path]) -> Fix:
         texts = text.split("{}") if parts else [text]
-        whole: list[str | Command] = [texts[0]]
+        pieces: list[str | Command] = [texts[0]]
         for part, following in zip(parts, texts[1:], strict=True):
             if isinstance(part, str | Path):
-                whole += part.parts if isinstance(part, Fix) else [str(part)]
+                pieces += part.parts if isinstance(part, Fix) else [str(part)]
             else:
-                whole.append(tuple(map(str, part)))
-            whole.append(following)
+                pieces.append(tuple(map(str, part)))
+            pieces.append(following)
         clone = CLONE and not os.environ.get(SPELLED_INSTALLED)
-        self = super().__new__(cls, _spelled(whole, clone))
-        self.parts = tuple(part for part in whole if part)
+        self = super().__new__(cls, _spelled(pieces, clone))
+        self.parts = tuple(part for part in pieces if part)
         return self
 
     @classmethod
@@ -86,7 +86,7 @@ class Fix(str):
 
     def plus(self, *flags: str) -> Fix:
         """The same command with more flags."""
-        return self.changed(lambda command: (*command, *flags))
+        return self.with_commands(lambda command: (*command, *flags))
 
     def selecting(self, profile: Sequence[str], target: Sequence[str]) -> Fix:
         """With these flags in each command of provisioning that has none such; `target` is for `env`, which
@@ -94,13 +94,13 @@ class Fix(str):
 
         def selected(command: Command) -> Command:
             verb, *words = command
-            wanted = (profile, target if verb == "env" else ()) if verb in OF_PROVISIONING else ()
-            flags = [word for flag in wanted if flag and flag[0] not in words for word in flag]
+            choices = (profile, target if verb == "env" else ()) if verb in OF_PROVISIONING else ()
+            flags = [word for flag in choices if flag and flag[0] not in words for word in flag]
             return (verb, *flags, *words)
 
-        return self.changed(selected)
+        return self.with_commands(selected)
 
-    def changed(self, change: Callable[[Command], Command]) -> Fix:
+    def with_commands(self, change: Callable[[Command], Command]) -> Fix:
         """The same text, with each command as `change` returns it."""
         return Fix.read([part if isinstance(part, str) else change(part) for part in self.parts])
 
@@ -153,10 +153,10 @@ def fix_of(row: Mapping[str, Any], key: str = "fix") -> Fix:
     return Fix(row[key], *row.get("commands", ()))
 
 
-def joined(fixes: Iterable[str], by: str = "; ") -> Fix:
+def join(fixes: Iterable[str], by: str = "; ") -> Fix:
     """One fix of several; empty ones count for nothing."""
-    whole = [fix for fix in fixes if fix]
-    return Fix(by.join(["{}"] * len(whole)), *whole)
+    texts = [fix for fix in fixes if fix]
+    return Fix(by.join(["{}"] * len(texts)), *texts)
 
 
 def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:

@@ -57,33 +57,33 @@ def parse(
         errors = error.errors(include_url=False)
         # A list whose items are all wrong is also "too short", which adds nothing.
         wrong = [e for e in errors if e["type"] != "too_short" or not _has_wrong_items(e["loc"], errors)]
-        meant = _meant(wrong, model)
+        corrections = _corrections(wrong, model)
         # What a misspelt key lacks is not said again.
-        wrong = [e for e in wrong if e["type"] != "missing" or e["loc"] not in meant.values()]
-        wrong.sort(key=lambda error: error["loc"] not in meant)
-        first, *others = [_described({**error, "loc": place(error["loc"])}) for error in wrong]
+        wrong = [e for e in wrong if e["type"] != "missing" or e["loc"] not in corrections.values()]
+        wrong.sort(key=lambda error: error["loc"] not in corrections)
+        first, *rest = [_described({**error, "loc": place(error["loc"])}) for error in wrong]
         key, expected, value = first
-        more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
-        fix = f"correct {path}" if others else ""
+        more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in rest)
+        fix = f"correct {path}" if rest else ""
         line = toml.line_of(place(wrong[0]["loc"]), path)
-        if name := meant.get(wrong[0]["loc"], ("",))[-1]:
+        if name := corrections.get(wrong[0]["loc"], ("",))[-1]:
             fix = f"did you mean {name}? Correct {path}:{line}"
         raise ManifestError(path, key, expected=expected, found=value + more, fix=fix, line=line) from error
 
 
-def _meant(errors: list[Any], model: type[BaseModel]) -> dict[Place, Place]:
+def _corrections(errors: list[Any], model: type[BaseModel]) -> dict[Place, Place]:
     """By place of a key that there is not, the place of the one that it was to be."""
     from difflib import get_close_matches
 
     schema = model.model_json_schema()
     forms = [schema, *schema.get("$defs", {}).values()]
-    known = {name for form in forms for name in form.get("properties", {})}
-    meant: dict[Place, Place] = {}
+    names = {name for form in forms for name in form.get("properties", {})}
+    corrections: dict[Place, Place] = {}
     for error in errors:
         loc = error["loc"]
-        if error["type"] == "extra_forbidden" and (near := get_close_matches(str(loc[-1]), known, n=1)):
-            meant[loc] = (*loc[:-1], near[0])
-    return meant
+        if error["type"] == "extra_forbidden" and (near := get_close_matches(str(loc[-1]), names, n=1)):
+            corrections[loc] = (*loc[:-1], near[0])
+    return corrections
 
 
 def _has_wrong_items(place: Place, errors: list[Any]) -> bool:

@@ -49,13 +49,13 @@ class UsageError(ToolkitError):
 class UnknownName(UsageError):
     """The user named something that does not exist. The fix is the nearest name, or all names."""
 
-    def __init__(self, message: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, message: str, name: str, candidates: Iterable[str]) -> None:
         import difflib
 
-        names = sorted(known)
+        names = sorted(candidates)
         close = difflib.get_close_matches(name, names)
         # Two exchanged characters are nearer than another one.
-        exchanged = [other for other in names if sorted(other.lower()) == sorted(name.lower())]
+        exchanged = [word for word in names if sorted(word.lower()) == sorted(name.lower())]
         self.name, self.near = name, next(iter([*exchanged, *close]), "")
         hint = f"did you mean {self.near}?" if self.near else f"use one of: {', '.join(names)}"
         super().__init__(message, fix=hint)
@@ -104,11 +104,11 @@ def exit_code_of(*, good: bool) -> int:
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """The error and all that it came from, each once. urllib3 hides causes in arguments and in `reason`."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
         cause = waiting.pop(0)
-        if isinstance(cause, BaseException) and id(cause) not in seen:
-            seen.add(id(cause))
+        if isinstance(cause, BaseException) and id(cause) not in ids:
+            ids.add(id(cause))
             yield cause
             waiting += [*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__]

@@ -179,12 +179,12 @@ ANOTHER_STORE = "choose another store with --store or QNN_CI_STORE"
 
 
 def disk_error(
-    error: OSError, elsewhere: str, where: Path | None = None, needed: int | None = None
+    error: OSError, elsewhere: str, where: Path | None = None, room: int | None = None
 ) -> EnvironmentLacking | None:
     """`error` as one of ours; None where it is no error of the machine.
 
     `elsewhere` says how to choose another place: "choose another path". `where` is the folder or file, if
-    the error does not name it; `needed` the bytes that a full disk lacks room for.
+    the error does not name it; `room` the bytes that a full disk lacks room for.
     """
     fix = _REMEDIES.get(error.errno or 0)
     if fix is None:
@@ -192,7 +192,7 @@ def disk_error(
     place = where or error.filename2 or error.filename
     message = f"{place or 'output'}: {error.strerror}"
     if error.errno in FULL and where is not None:
-        message += f" ({f'{needed:,} bytes' if needed else 'more'} needed{_free(where)})"
+        message += f" ({f'{room:,} bytes' if room else 'more'} needed{_free(where)})"
     at = f" at {_mount_point(Path(str(place)))}" if place else ""
     text = fix.format(elsewhere="{}", at=at)
     return EnvironmentLacking(message, fix=Fix(text, elsewhere) if "{elsewhere}" in fix else text)
@@ -212,16 +212,16 @@ def _free(folder: Path) -> str:
 
 
 @contextmanager
-def disk_errors(elsewhere: str, where: Path | None = None, needed: int | None = None) -> Iterator[None]:
+def disk_errors(elsewhere: str, where: Path | None = None, room: int | None = None) -> Iterator[None]:
     """Raise EnvironmentLacking for errors of the machine while folders of the user's are written to; while
     `where` is, for any error."""
     try:
         yield
     except OSError as error:
-        known = disk_error(error, elsewhere, where, needed)
-        if known is None and (where is not None or error.errno in IN_THE_WAY):
+        trouble = disk_error(error, elsewhere, where, room)
+        if trouble is None and (where is not None or error.errno in IN_THE_WAY):
             message = f"{where or error.filename}: {error.strerror or error}"
-            known = EnvironmentLacking(message, fix=elsewhere)
-        if known is None:
+            trouble = EnvironmentLacking(message, fix=elsewhere)
+        if trouble is None:
             raise
-        raise known from error
+        raise trouble from error

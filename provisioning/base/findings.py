@@ -59,8 +59,8 @@ class Place:
     @classmethod
     def read(cls, text: str) -> Place | None:
         """FILE:LINE or FILE:LINE:COLUMN."""
-        found = _PLACE.fullmatch(text)
-        return cls(found["file"], int(found["line"]), int(found["column"] or 0)) if found else None
+        match = _PLACE.fullmatch(text)
+        return cls(match["file"], int(match["line"]), int(match["column"] or 0)) if match else None
 
     def __str__(self) -> str:
         line = f"{self.file}:{self.line}"
@@ -98,7 +98,7 @@ class Finding:
             object.__setattr__(self, "command", self.fix.command)
 
     @property
-    def beside(self) -> str:
+    def other_place(self) -> str:
         """Its place, where the subject does not say it already."""
         return str(self.place) if self.place and str(self.place) != self.subject else ""
 
@@ -186,9 +186,9 @@ def unwritable(path: Path, error: OSError) -> ToolkitError:
     """The error for a report, or a file beside it, that cannot be written."""
     message, elsewhere = f"cannot write the report {path}: {error.strerror}", "--reports or QNN_CI_REPORTS"
     if error.errno in OF_MACHINE and (
-        known := disk_error(error, f"name another disk with {elsewhere}", path)
+        trouble := disk_error(error, f"name another disk with {elsewhere}", path)
     ):
-        return EnvironmentLacking(message, fix=known.fix)
+        return EnvironmentLacking(message, fix=trouble.fix)
     return UsageError(message, fix=f"name a directory that you may write with {elsewhere}")
 
 

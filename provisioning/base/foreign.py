@@ -65,9 +65,9 @@ def limited(size: int, refusal: ToolkitError) -> Iterator[None]:
         raise refusal
 
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    held = next(int(row.split()[1]) << 10 for row in status.splitlines() if row.startswith("VmData:"))
+    usage = next(int(row.split()[1]) << 10 for row in status.splitlines() if row.startswith("VmData:"))
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    most = held + MEMORY + MEMORY_A_BYTE * size
+    most = usage + MEMORY + MEMORY_A_BYTE * size
     handler = signal.signal(signal.SIGPROF, refuse)
     resource.setrlimit(resource.RLIMIT_DATA, (most, limits[1]))
     # Again each second: somewhere below, any error may count as damage of one part.

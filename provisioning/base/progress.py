@@ -31,7 +31,7 @@ class Bar:
         self._rich: RichProgress | None = None
         self._lock = threading.RLock()
 
-    def draw(self, name: str, done: float, total: float | None, note: str) -> None:
+    def draw(self, name: str, amount: float, total: float | None, note: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -47,7 +47,7 @@ class Bar:
                 )
                 self._rich.add_task(name, total=total, note=note)
                 self._rich.start()
-            self._rich.update(self._rich.task_ids[0], completed=done, total=total, note=note)
+            self._rich.update(self._rich.task_ids[0], completed=amount, total=total, note=note)
 
     def remove(self) -> None:
         """Give the terminal back."""
@@ -83,9 +83,9 @@ SILENT_FOR = 10.0
 class _Piece:
     name: str
     total: int | None
-    began_with: int
-    done: int
-    began: float
+    first_amount: int
+    amount: int
+    start: float
     spoke: float
     """When its last plain line was due."""
     drawn: bool = False
@@ -100,14 +100,14 @@ class Progress:
         self._out, self._bar = out, bar
         self._piece: _Piece | None = None
 
-    def start(self, name: str, total: int | None, done: int = 0) -> None:
+    def start(self, name: str, total: int | None, amount: int = 0) -> None:
         self._ended_piece()
         now = time.monotonic()
-        self._piece = _Piece(name, total, done, done, began=now, spoke=now + QUIET_FOR - EVERY)
+        self._piece = _Piece(name, total, amount, amount, start=now, spoke=now + QUIET_FOR - EVERY)
 
     def advance(self, count: int) -> None:
         if piece := self._piece:
-            piece.done += count
+            piece.amount += count
             self._show(piece, time.monotonic())
 
     def note(self, text: str) -> None:
@@ -119,7 +119,7 @@ class Progress:
 
     def finish(self) -> None:
         if piece := self._ended_piece():
-            self.note(_ended(piece, time.monotonic()))
+            self.note(_summary(piece, time.monotonic()))
 
     def _ended_piece(self) -> _Piece | None:
         """The piece that was at work, without its bar."""
@@ -133,9 +133,9 @@ class Progress:
             if now - piece.spoke >= EVERY:
                 piece.spoke = now
                 self.note(f"{piece.name}: {_under_way(piece, now)}")
-        elif now - piece.began >= QUIET_FOR and (not piece.drawn or now - piece.spoke >= DRAWN_EVERY):
+        elif now - piece.start >= QUIET_FOR and (not piece.drawn or now - piece.spoke >= DRAWN_EVERY):
             piece.drawn, piece.spoke = True, now
-            self._bar.draw(piece.name, piece.done, piece.total, _under_way(piece, now))
+            self._bar.draw(piece.name, piece.amount, piece.total, _under_way(piece, now))
 
 
 SILENT = Progress()
@@ -144,10 +144,10 @@ SILENT = Progress()
 @contextmanager
 def ticking(interval: float, tick: Callable[[], None]) -> Iterator[None]:
     """Call `tick` again and again, in a thread of its own, until the block ends."""
-    ended = threading.Event()
+    end = threading.Event()
 
     def call() -> None:
-        while not ended.wait(interval):
+        while not end.wait(interval):
             tick()
 
     thread = threading.Thread(target=call, daemon=True)
@@ -155,22 +155,22 @@ def ticking(interval: float, tick: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        end.set()
         thread.join()
 
 
 @contextmanager
 def at_work(
-    what: str, say: Callable[[str], None] | None = None, interval: float = SILENT_FOR
+    work: str, say: Callable[[str], None] | None = None, interval: float = SILENT_FOR
 ) -> Iterator[None]:
     """Work whose progress is not known: a bar where one can be drawn, else a line now and then."""
     bar = None if say else bar_for(sys.stderr)
-    out, began = say or Progress(sys.stderr).note, time.monotonic()
+    out, since = say or Progress(sys.stderr).note, time.monotonic()
     if bar:
-        bar.draw(what, 0, None, "")
+        bar.draw(work, 0, None, "")
         interval = threading.TIMEOUT_MAX
     try:
-        with ticking(interval, lambda: out(f"{what}: {seconds(time.monotonic() - began)} so far")):
+        with ticking(interval, lambda: out(f"{work}: {seconds(time.monotonic() - since)} so far")):
             yield
     finally:
         if bar:
@@ -183,18 +183,18 @@ def for_stream() -> Progress:
 
 
 def _under_way(piece: _Piece, now: float) -> str:
-    rate = (piece.done - piece.began_with) / max(now - piece.began, 1e-6)
-    text = size(piece.done)
+    rate = (piece.amount - piece.first_amount) / max(now - piece.start, 1e-6)
+    text = size(piece.amount)
     if piece.total:
-        text += f" of {size(piece.total)} ({piece.done * 100 // piece.total} %)"
+        text += f" of {size(piece.total)} ({piece.amount * 100 // piece.total} %)"
     text += f", {size(rate)}/s"
     if piece.total and rate > 0:
-        text += f", {roughly((piece.total - piece.done) / rate)} left"
+        text += f", {roughly((piece.total - piece.amount) / rate)} left"
     return text
 
 
-def _ended(piece: _Piece, now: float) -> str:
-    text = f"{piece.name}: {size(piece.done)}"
-    if piece.total is not None and piece.done < piece.total:
+def _summary(piece: _Piece, now: float) -> str:
+    text = f"{piece.name}: {size(piece.amount)}"
+    if piece.total is not None and piece.amount < piece.total:
         text += f" of {size(piece.total)}, stopped"
-    return f"{text} in {seconds(now - piece.began)}"
+    return f"{text} in {seconds(now - piece.start)}"

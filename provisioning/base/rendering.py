@@ -43,7 +43,7 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-def counted(report: Report) -> str:
+def counts_of(report: Report) -> str:
     """`2 errors, 1 warning`; `nothing found` when there is nothing."""
     counts = severity_counts(report.findings)
     return ", ".join(plural(count, kind.value) for kind, count in counts.items() if count) or "nothing found"
@@ -55,7 +55,7 @@ def summary_of(report: Report) -> str:
     if reasons:
         return one_line(reasons[0])
     earlier = [finding.message for finding in report.findings if finding.rule == EARLIER_RUN]
-    rest = counted(replace(report, findings=tuple(f for f in report.findings if f.rule != EARLIER_RUN)))
+    rest = counts_of(replace(report, findings=tuple(f for f in report.findings if f.rule != EARLIER_RUN)))
     return "; ".join([rest, *map(one_line, earlier)])
 
 
@@ -96,17 +96,17 @@ def by_severity(findings: Iterable[Finding]) -> dict[Severity, list[Finding]]:
 
 def scalar_metrics(report: Report) -> dict[str, str]:
     """The metrics that fit in a line, in the report's order."""
-    shown: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in report.metrics.items():
         if isinstance(value, bool):
-            shown[name] = "yes" if value else "no"
+            texts[name] = "yes" if value else "no"
         elif isinstance(value, int):
-            shown[name] = size(value) if name.endswith("bytes") else f"{value:,}"
+            texts[name] = size(value) if name.endswith("bytes") else f"{value:,}"
         elif isinstance(value, float):
-            shown[name] = seconds(value) if name.endswith("seconds") else f"{value:.4g}"
+            texts[name] = seconds(value) if name.endswith("seconds") else f"{value:.4g}"
         elif isinstance(value, str):
-            shown[name] = one_line(value)
-    return shown
+            texts[name] = one_line(value)
+    return texts
 
 
 SHOWN = 40
@@ -204,8 +204,8 @@ def finding_lines(finding: Finding, width: int) -> Text:
     text = Text(no_wrap=True, overflow="ignore")
     text.append(f"  {one_line(finding.rule)}", style=STYLES[finding.severity])
     text.append(f"  {one_line(finding.subject)}", style="bold")
-    if finding.beside:
-        text.append(f"  {one_line(finding.beside)}")
+    if finding.other_place:
+        text.append(f"  {one_line(finding.other_place)}")
     for line in visible(finding.message).strip().splitlines():
         text.append("\n" + "\n".join(wrapped(line, width, "    ", "    ")))
     for number, line in enumerate(visible(finding.fix).strip().splitlines()):

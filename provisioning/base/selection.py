@@ -46,8 +46,8 @@ class Named:
 
     def among(self, chip: str) -> str:
         """The name beside that chip; a device that is sold with another one too says so."""
-        others = [name for name in self.chips if name != chip]
-        return f"{self.text} (or {', '.join(others)})" if others else self.text
+        rest = [name for name in self.chips if name != chip]
+        return f"{self.text} (or {', '.join(rest)})" if rest else self.text
 
 
 @cache
@@ -70,22 +70,22 @@ def chip_named(name: str) -> str:
     socs = _table()["socs"]
     if name in socs:
         return name
-    for known, soc in socs.items():
+    for soc_name, soc in socs.items():
         if name in map(str, soc.get("kernel_ids", ())):
             raise UsageError(
-                f"{name} is what the kernel calls {known} (/sys/devices/soc0/soc_id)",
-                fix=add_flags("--soc", known),
+                f"{name} is what the kernel calls {soc_name} (/sys/devices/soc0/soc_id)",
+                fix=add_flags("--soc", soc_name),
             )
         if name == str(soc["id"]):
-            raise UsageError(f"{name} is QNN's number of {known}", fix=add_flags("--soc", known))
+            raise UsageError(f"{name} is QNN's number of {soc_name}", fix=add_flags("--soc", soc_name))
     word = simple(name)
-    meant = next((name for name in _known_names() if word == simple(name.text)), None)
-    if meant and len(meant.chips) == 1:
-        return meant.chips[0]
-    if meant:
-        ours = next(chip for chip in meant.chips if chip in socs)
+    device = next((name for name in _known_names() if word == simple(name.text)), None)
+    if device and len(device.chips) == 1:
+        return device.chips[0]
+    if device:
+        ours = next(chip for chip in device.chips if chip in socs)
         raise UsageError(
-            f"the {meant.text} is sold with {' and with '.join(meant.chips)}",
+            f"the {device.text} is sold with {' and with '.join(device.chips)}",
             fix=Fix("{} where `adb shell getprop ro.soc.model` says so", ("--soc", ours)),
         )
     choices = [name for name in _known_names() if word and word in simple(name.text) and not name.official]
@@ -138,8 +138,8 @@ def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.envir
     profiles = _names("--profile", None if args.profile is None else [args.profile])
     profiles = profiles or _names("QNN_CI_PROFILE", _set(environ, "QNN_CI_PROFILE"))
     socs = _chips("--soc", args.soc) or _chips("QNN_CI_SOC", _set(environ, "QNN_CI_SOC"))
-    named = args.target or ()
-    targets = TARGETS if ALL in named else tuple(dict.fromkeys(named))
+    names = args.target or ()
+    targets = TARGETS if ALL in names else tuple(dict.fromkeys(names))
     return Selection(
         profile=(*profiles, DEFAULT_PROFILE)[0],
         target=(*targets, DEFAULT_TARGET)[0],
@@ -159,8 +159,8 @@ def _names(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
     """The names in a flag or variable, which may be separated by commas; each once."""
     names = [name.strip() for value in values or () for name in value.split(",")]
     if "" in names:
-        shown = ", ".join(repr(value) for value in values or ())
-        raise UsageError(f"{source} {shown}: expected a name, found nothing", fix=leave_out(source))
+        text = ", ".join(repr(value) for value in values or ())
+        raise UsageError(f"{source} {text}: expected a name, found nothing", fix=leave_out(source))
     return tuple(dict.fromkeys(names))
 
 

@@ -53,8 +53,8 @@ class Selection:
 
 def profile_flags(profile: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     """The flags that name this profile, where a command without them would take another."""
-    named = {profile, environ.get("QNN_CI_PROFILE") or profile}
-    return [] if named == {DEFAULT_PROFILE} else ["--profile", profile]
+    profiles = {profile, environ.get("QNN_CI_PROFILE") or profile}
+    return [] if profiles == {DEFAULT_PROFILE} else ["--profile", profile]
 
 
 def user_path(text: str | Path, name: str, base: str = "") -> Path:

@@ -49,8 +49,8 @@ class Places:
     @classmethod
     def of(cls, command: str = "", suite_of: Mapping[str, Path] | None = None) -> Places:
         """`command` is what was typed, and names the suites, or ExecuTorch's tree."""
-        folder, suites = Parser.user_folder(), [*_named("--suite", command)]
-        trees = [*_named("--executorch", command)]
+        folder, suites = Parser.user_folder(), [*_paths_of("--suite", command)]
+        trees = [*_paths_of("--executorch", command)]
         trees += [Path(tree) for tree in (os.environ.get("EXECUTORCH_ROOT"),) if tree]
         inside = (*suites, *(tree / "file" for tree in trees), folder / "file")
         tops = list(dict.fromkeys(map(repository_of, inside)))
@@ -63,8 +63,8 @@ class Places:
         return replace(finding, place=next(filter(None, self._candidates(finding)), None))
 
     def _candidates(self, finding: Finding) -> Iterator[Place | None]:
-        said = map(Place.read, _SAID.findall(finding.message))
-        for place in (finding.place, Place.read(finding.subject), Place(finding.subject), *said):
+        places = map(Place.read, _SAID.findall(finding.message))
+        for place in (finding.place, Place.read(finding.subject), Place(finding.subject), *places):
             for folder in self.folders if place else ():
                 yield place and self._in_repository(folder / place.file, place)
         case = finding.subject.partition("/")[0]
@@ -84,7 +84,7 @@ class Places:
         return None
 
 
-def _named(flag: str, command: str) -> Iterator[Path]:
+def _paths_of(flag: str, command: str) -> Iterator[Path]:
     """The paths that the user typed behind this flag."""
     with suppress(ValueError):
         for word, after in itertools.pairwise(shlex.split(command)):
@@ -130,12 +130,12 @@ class StageRun:
         except BaseException as error:
             if isinstance(error, ToolkitError):
                 error.fix = self._selecting(error.fix)
-            shown = self._shown(error)
-            self.add(rule, Severity.ERROR, subject or self.stage, shown.message, shown.fix)
+            trouble = self._trouble_of(error)
+            self.add(rule, Severity.ERROR, subject or self.stage, trouble.message, trouble.fix)
             self.finish(Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR).write(reports)
             raise
 
-    def _shown(self, error: BaseException) -> ToolkitError:
+    def _trouble_of(self, error: BaseException) -> ToolkitError:
         if isinstance(error, ToolkitError):
             return error
         if isinstance(error, KeyboardInterrupt):
@@ -205,11 +205,11 @@ def require_stage(
 
     (reports / f"{stage}.json").unlink(missing_ok=True)  # One of an earlier run has other reasons.
     command = [sys.executable, "-m", program, stage, *flags, "--reports", str(reports.absolute())]
-    done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
-    if not done.returncode:
+    process = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
+    if not process.returncode:
         return
-    sys.stderr.write(done.stdout.decode(errors="replace"))
-    kind = UpstreamError if done.returncode == UpstreamError.exit_code else EnvironmentLacking
+    sys.stderr.write(process.stdout.decode(errors="replace"))
+    kind = UpstreamError if process.returncode == UpstreamError.exit_code else EnvironmentLacking
     try:
         findings = Report.read(reports / f"{stage}.json").findings
     except (OSError, ValueError):  # It was killed before it wrote one.
@@ -217,4 +217,4 @@ def require_stage(
     for finding in findings:
         if finding.severity is Severity.ERROR:
             raise kind(f"{failed}: {finding.message}", fix=finding.fix)
-    raise kind(f"{failed}: exit code {done.returncode} of {stage}, see above", fix=session(stage))
+    raise kind(f"{failed}: exit code {process.returncode} of {stage}, see above", fix=session(stage))

@@ -40,8 +40,8 @@ def seconds(value: float) -> str:
 
 def roughly(value: float) -> str:
     """A time that is estimated: `8 s`, `4 min`, `2 h 07 min`."""
-    whole = max(1, round(value))
-    return f"{whole} s" if whole < 100 else seconds(60 * math.ceil(whole / 60)).removesuffix(" 00 s")
+    number = max(1, round(value))
+    return f"{number} s" if number < 100 else seconds(60 * math.ceil(number / 60)).removesuffix(" 00 s")
 
 
 EXACT_DB = 999.0

@@ -86,7 +86,7 @@ class Store(Trees):
         have been changed together with its inventory. `accept` maps the ids of licences that the user accepts
         now to how they were accepted. Bytes that the manifest does not name are fetched only with
         `trust_first_download`; they must be the named SDK by what is inside."""
-        tree = self._whole(component_name, component, targets)
+        tree = self._sound_tree(component_name, component, targets)
         if tree is not None:
             return tree
         damaged = self.find(component_name, component, targets)
@@ -95,7 +95,7 @@ class Store(Trees):
         self.accept({component_name: component}, accept or {})
         with self._changing(progress) as staging:
             # Another process may have made it meanwhile.
-            tree = self._whole(component_name, component, targets)
+            tree = self._sound_tree(component_name, component, targets)
             if tree is not None:
                 return tree
             damaged = self.find(component_name, component, targets)
@@ -154,7 +154,7 @@ class Store(Trees):
                     self._remove(row.path, staging / f"{number}")
         return garbage
 
-    def _whole(self, component_name: str, component: Component, targets: Set[str]) -> Tree | None:
+    def _sound_tree(self, component_name: str, component: Component, targets: Set[str]) -> Tree | None:
         tree = self.find(component_name, component, targets)
         return tree if tree is not None and self.damage(tree, component) == [] else None
 
@@ -229,11 +229,11 @@ class Store(Trees):
         for path in sorted(self.folder.glob("*")):
             if path.name.removesuffix(".json") not in committed:
                 garbage.append(Garbage(path, "was never finished", _size(path)))
-        used = {
+        digests = {
             origin.sha256 for tree in trees if tree.root not in reasons for origin in tree.inventory.origins
         }
         for path in sorted(self.downloads.glob("*")):
-            if all_downloads or not _serves(path, used):
+            if all_downloads or not _serves(path, digests):
                 reason = (
                     "is kept for more targets and repair only" if all_downloads else "no tree came from it"
                 )
@@ -258,7 +258,7 @@ class Store(Trees):
                 reasons[tree.root] = "was not used for long"
         staying = [tree for tree in trees if tree.root not in reasons]
         for tree in staying:
-            if any(_holds(other, tree) for other in staying):
+            if any(_holds(wide, tree) for wide in staying):
                 reasons[tree.root] = "a tree of more targets holds all of it"
         return reasons
 
@@ -278,14 +278,14 @@ def _holds(wide: Tree, narrow: Tree) -> bool:
     return wide.inventory.definition == narrow.inventory.definition and wide.targets > narrow.targets
 
 
-def _serves(download: Path, used: set[str]) -> bool:
+def _serves(download: Path, digests: set[str]) -> bool:
     """Whether a tree came from it; nor is one garbage that another process has just renamed."""
     name = download.name.partition(".")[0].removeprefix("git-")
     if len(name) == 64 or download.is_dir():
-        return name in used
+        return name in digests
     # Fetched without a known hash: named by its address.
     try:
-        return download.suffix != ".part" and hash_file(download) in used
+        return download.suffix != ".part" and hash_file(download) in digests
     except FileNotFoundError:
         return True
 
@@ -315,12 +315,12 @@ def _disk_errors(store: Path) -> Iterator[None]:
         yield
     except OSError as error:
         free = Fix("`{}`, or ", session("store", "gc", "--all-downloads")) if error.errno in FULL else ""
-        known = disk_error(error, Fix("{}{}", free, ANOTHER_STORE), store if free else None)
+        trouble = disk_error(error, Fix("{}{}", free, ANOTHER_STORE), store if free else None)
         # A folder that cannot be made in /proc, /sys or behind a dangling link "does not exist".
         not_makeable = error.errno == errno.ENOENT and not store.is_dir()
-        if known is None and (not_makeable or error.errno in IN_THE_WAY):
+        if trouble is None and (not_makeable or error.errno in IN_THE_WAY):
             where = error.filename or store
-            known = EnvironmentLacking(f"{where}: not a store: {error.strerror}", fix=ANOTHER_STORE)
-        if known is None:
+            trouble = EnvironmentLacking(f"{where}: not a store: {error.strerror}", fix=ANOTHER_STORE)
+        if trouble is None:
             raise
-        raise known from error
+        raise trouble from error

@@ -68,7 +68,7 @@ class Assembly:
     def _unpacked(self, part: Part) -> tuple[Origin, list[TreeFile]]:
         """The part's files, fetched and unpacked into its folder of staging."""
         source, before = part.source, self._earlier(part)
-        if self.store.kept(part) is None:
+        if self.store.download_of(part) is None:
             if self.offline:
                 raise EnvironmentLacking(
                     f"{self.name}: {part.name} was not fetched before, and --offline forbids to fetch it",
@@ -143,7 +143,7 @@ class Assembly:
     def _forget(self, parts: Sequence[Part]) -> None:
         """Remove what was downloaded on trust: it has no hash, so it would be used again."""
         for part in parts:
-            if part.source.pin is None and (download := self.store.kept(part)) is not None:
+            if part.source.pin is None and (download := self.store.download_of(part)) is not None:
                 download.unlink()
 
 
@@ -166,6 +166,6 @@ def _of_another_build(root: Path, component: Component) -> list[str]:
     return wrong if wrong or holders else [f"no library holds build id {build_id}"]
 
 
-def _same_version(version: str, expected: str) -> bool:
+def _same_version(version: str, pin: str) -> bool:
     """Metadata may leave the last, dated part of a version out."""
-    return f"{expected}.".startswith(f"{version}.") or f"{version}.".startswith(f"{expected}.")
+    return f"{pin}.".startswith(f"{version}.") or f"{version}.".startswith(f"{pin}.")

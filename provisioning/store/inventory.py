@@ -110,12 +110,12 @@ def differences(root: Path, items: Sequence[TreeFile]) -> list[Difference]:
     """Every difference, by reading every byte again; sorted by path."""
     from concurrent.futures import ThreadPoolExecutor
 
-    expected = {item.path: item for item in items}
-    folders = {folder for path in expected for folder in _parents(path)}
+    items_by_path = {item.path: item for item in items}
+    folders = {folder for path in items_by_path for folder in _parents(path)}
     different = [
         Difference(path, "extra", "nothing", "a directory" if is_folder else "a file or link")
         for path, is_folder in _walk(root)
-        if path not in expected and not (is_folder and path in folders)
+        if path not in items_by_path and not (is_folder and path in folders)
     ]
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         different += filter(None, pool.map(lambda item: difference(root, item), items))
@@ -181,8 +181,8 @@ def _kind(status: os.stat_result) -> str:
 def targets_in(component: Component, targets: Set[str]) -> frozenset[str]:
     """Those of the targets that the component has files for, beside files for all. Everything below is about
     such a set; an empty one is no target then."""
-    known = {target for part in component.parts for rule in part.place for target in rule.targets}
-    return frozenset(known & targets if targets else known)
+    names = {target for part in component.parts for rule in part.place for target in rule.targets}
+    return frozenset(names & targets if targets else names)
 
 
 def parts_for(component: Component, targets: Set[str]) -> list[Part]:
@@ -253,12 +253,12 @@ def composed(parts: Iterable[Sequence[TreeFile]]) -> list[TreeFile]:
     items_by_path: dict[str, TreeFile] = {}
     for items in parts:
         for item in items:
-            other = items_by_path.setdefault(item.path, item)
-            same = (other.kind, other.sha256, other.link) == (item.kind, item.sha256, item.link)
-            if other is not item and not same:
+            first = items_by_path.setdefault(item.path, item)
+            same = (first.kind, first.sha256, first.link) == (item.kind, item.sha256, item.link)
+            if first is not item and not same:
                 raise IntegrityError(
-                    f"{item.path}: expected one file, found two: from part {other.part} "
-                    f"({_described(other)}) and from part {item.part} ({_described(item)})",
+                    f"{item.path}: expected one file, found two: from part {first.part} "
+                    f"({_described(first)}) and from part {item.part} ({_described(item)})",
                     fix="let a place rule of one of the parts leave it out",
                 )
     return list(items_by_path.values())

@@ -87,10 +87,10 @@ class Trees:
         """The tree for these targets: made for exactly them, else the smallest that has them.
 
         Until this process ends, `gc` leaves that tree alone."""
-        wanted = targets_in(component, targets)
-        if not parts_for(component, wanted):
+        names = targets_in(component, targets)
+        if not parts_for(component, names):
             return None
-        serving = [tree for tree in self._of(component_name, component) if wanted <= tree.targets]
+        serving = [tree for tree in self._of(component_name, component) if names <= tree.targets]
         return self._leased(sorted(serving, key=lambda tree: (len(tree.targets), tree.key)))
 
     def find_any(self, component_name: str, component: Component) -> Tree | None:
@@ -99,7 +99,7 @@ class Trees:
         return self._leased(sorted(trees, key=lambda tree: -len(tree.inventory.origins)))
 
     def last_used(self, tree: Tree) -> float:
-        for path in (self._used(tree), tree.inventory_path):
+        for path in (self._use_file(tree), tree.inventory_path):
             with contextlib.suppress(OSError):
                 return path.stat().st_mtime
         return 0.0
@@ -116,7 +116,7 @@ class Trees:
         with contextlib.suppress(OSError):
             replace_text(self._proof(tree), _stamp(tree.inventory_path))
 
-    def kept(self, part: Part) -> Path | None:
+    def download_of(self, part: Part) -> Path | None:
         """The part's download, if it still exists."""
         path = part.source.landing_place(self.downloads)
         return path if path.exists() else None
@@ -143,18 +143,18 @@ class Trees:
     def quick_check(self, tree: Tree) -> list[Difference]:
         """Differences that show in directory entries; in content, of files that changed since the tree was
         made or proved here. A thousand times as fast as `verify`."""
-        proved = None
+        proof_time = None
         # Another process may be making it anew.
         with contextlib.suppress(FileNotFoundError):
-            proved = self._proof(tree).stat().st_mtime_ns if self.is_proved(tree) else None
-        changed = {
+            proof_time = self._proof(tree).stat().st_mtime_ns if self.is_proved(tree) else None
+        paths = {
             item.path
             for item in tree.inventory.items
-            if proved is not None and _changed_at(tree.root / item.path) >= proved
+            if proof_time is not None and _changed_at(tree.root / item.path) >= proof_time
         }
-        results = (difference(tree.root, item, content=item.path in changed) for item in tree.inventory.items)
+        results = (difference(tree.root, item, content=item.path in paths) for item in tree.inventory.items)
         wrong = [result for result in results if result is not None]
-        if changed and not wrong:
+        if paths and not wrong:
             self.mark_proved(tree)
         return wrong
 
@@ -169,11 +169,11 @@ class Trees:
             if lease(tree.inventory_path):
                 # A store that cannot be written to can still be read.
                 with contextlib.suppress(OSError):
-                    self._used(tree).touch()
+                    self._use_file(tree).touch()
                 return tree
         return None
 
-    def _used(self, tree: Tree) -> Path:
+    def _use_file(self, tree: Tree) -> Path:
         """The file whose time says when a tree was last used."""
         return self.locks / f"{tree.root.name}.used"
 
@@ -181,10 +181,10 @@ class Trees:
         return self.locks / f"{tree.root.name}.proved"
 
 
-def against(tree: Tree, expected: Inventory) -> list[Difference]:
+def against(tree: Tree, inventory: Inventory) -> list[Difference]:
     """Every difference between a tree and an inventory, also of its own inventory."""
-    wrong = differences(tree.root, expected.items)
-    if tree.inventory != expected:
+    wrong = differences(tree.root, inventory.items)
+    if tree.inventory != inventory:
         wrong.append(
             Difference(tree.inventory_path.name, "changed", "the inventory of what is pinned", "another")
         )

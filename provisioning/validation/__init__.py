@@ -160,7 +160,7 @@ def catalogue() -> Mapping[str, Rule]:
     return MappingProxyType(dict(sorted(_RULES.items(), key=lambda item: order.index(item[1].module))))
 
 
-def chosen(ids: Sequence[str]) -> list[Rule]:
+def rules_named(ids: Sequence[str]) -> list[Rule]:
     """The named rules, or all of them."""
     rules = catalogue()
     for id_ in ids:
@@ -172,7 +172,7 @@ def chosen(ids: Sequence[str]) -> list[Rule]:
 def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
     """Apply each rule to every context. A rule's result is the worst of them, with all findings. Of a file
     that is wrong for one cause, the rule that names it speaks alone."""
-    results = [_joined([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
+    results = [_merge([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
     wrong = {result.rule.id: result.wrong for result in results}
     return [_without_told(result, wrong) for result in results]
 
@@ -195,7 +195,7 @@ def _state_of(findings: Iterable[Finding]) -> State:
     return State.WARN if Severity.WARNING in severities else State.PASS
 
 
-def _joined(results: Sequence[Result], contexts: Sequence[Context]) -> Result:
+def _merge(results: Sequence[Result], contexts: Sequence[Context]) -> Result:
     if len(results) == 1:
         return results[0]
     findings: dict[Finding, None] = {}

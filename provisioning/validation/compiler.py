@@ -36,12 +36,12 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
         if not answer.made_device:
             yield _refusal(_unopened(context, answer) or soc, soc, answer, tree)
             continue
-        held = {build_id for library in context.libraries for build_id in library.build_ids}
-        if held and answer.build_id not in held:
+        builds = {build_id for library in context.libraries for build_id in library.build_ids}
+        if builds and answer.build_id not in builds:
             yield Problem(
                 soc,
-                f"the compiler loaded QNN {answer.build_id}, which is not in {tree.named}"
-                f" ({', '.join(sorted(held))})",
+                f"the compiler loaded QNN {answer.build_id}, which is not in {tree.label}"
+                f" ({', '.join(sorted(builds))})",
             )
 
 
@@ -66,7 +66,7 @@ def _refusal(subject: str, soc: str, answer: Answer, tree: ComponentTree) -> Pro
     if answer.step == "build id":
         return Problem(
             subject,
-            f"the compiler cannot load libQnnHtp.so of {tree.named}: {answer.detail}",
+            f"the compiler cannot load libQnnHtp.so of {tree.label}: {answer.detail}",
             Fix("restore the SDK's libraries: {}", ("store", "repair")) if tree.origin == "store" else "",
         )
     if answer.step == "soc":

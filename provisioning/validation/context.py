@@ -40,13 +40,13 @@ class ComponentTree:
     origin: str
     """`store`, or `directory` (the user's own)."""
     variable: str = ""
-    stated: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     """Version by what states it: `sdk.yaml`, `directory`, `source.properties`."""
     unusable: str = ""
     """Why its compiler cannot build, of an NDK."""
 
     @property
-    def named(self) -> str:
+    def label(self) -> str:
         """The tree as the user knows it."""
         return f"{self.path} ({self.variable})" if self.origin == "directory" else str(self.path)
 
@@ -188,18 +188,18 @@ def why_unusable(ndk: Path) -> str:
 
 def stated_versions(component: str, root: Path) -> dict[str, str]:
     """The versions that a component's own files and the name of its directory state."""
-    stated: dict[str, str] = {}
+    versions: dict[str, str] = {}
     with contextlib.suppress(OSError):
         identity = identity_of(component, root)
         if identity.version:
-            stated[KINDS[component].metadata] = identity.version
+            versions[KINDS[component].metadata] = identity.version
         if identity.build_id:
-            stated[f"{KINDS[component].metadata} build_id"] = identity.build_id
+            versions[f"{KINDS[component].metadata} build_id"] = identity.build_id
     if not KINDS[component].named_by_version:
-        return stated
+        return versions
     if re.fullmatch(r"v?\d+(?:\.\d+){2,}", root.resolve().name):
-        stated["directory"] = root.resolve().name.removeprefix("v")
-    return stated
+        versions["directory"] = root.resolve().name.removeprefix("v")
+    return versions
 
 
 def loading_of(libraries: Iterable[Library], variables: Mapping[str, str]) -> dict[Path, Loading]:
@@ -222,5 +222,5 @@ def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
 def _packages(names: Collection[str], python_path: str) -> dict[str, str]:
     """The versions that stages find, which have the overlay of build_x86 first."""
     search = [*filter(None, python_path.split(os.pathsep)), *sys.path]
-    found = {name: importlib.metadata.Distribution.discover(name=name, path=search) for name in names}
-    return {name: first.version for name, all_ in found.items() if (first := next(iter(all_), None))}
+    distributions = {name: importlib.metadata.Distribution.discover(name=name, path=search) for name in names}
+    return {name: first.version for name, all_ in distributions.items() if (first := next(iter(all_), None))}

@@ -21,9 +21,9 @@ from provisioning.validation.context import ComponentTree, Context
 from provisioning.validation.versions import build_of, holders_of_build_ids, of_another_build, tree_of
 
 
-def _directory(context: Context, wanted: TargetLibraries) -> str | None:
+def _directory(context: Context, table: TargetLibraries) -> str | None:
     """The first of the target's directories that the SDK has."""
-    return next((name for name in wanted.directories if context.in_directory(name)), None)
+    return next((name for name in table.directories if context.in_directory(name)), None)
 
 
 def _target_tables(context: Context) -> Mapping[str, TargetLibraries]:
@@ -40,24 +40,24 @@ def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
 @rule("required-libraries")
 def required_libraries(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
-    for target, wanted in _target_tables(context).items():
-        directory = _directory(context, wanted)
+    for target, table in _target_tables(context).items():
+        directory = _directory(context, table)
         fix = _provision(context, tree, "--target", target)
         if directory is None:
-            if any(context.unreadable(f"lib/{name}") for name in wanted.directories):
+            if any(context.unreadable(f"lib/{name}") for name in table.directories):
                 continue
             why = context.profile.why_lacking(target)
             if why:
                 choices = " or ".join(n for n in profile_names() if _official(load_profile(n)))
                 fix = f"use an official SDK, which has all targets: --profile {choices}"
-            message = f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs"
+            message = f"has no lib/{' or lib/'.join(table.directories)}, which {target} needs"
             # Of all targets it is the profile's choice to lack one, of a named one the user's mistake.
             severity = Severity.NOTE if why and context.every_target else None
-            yield Problem(tree.named, f"{message}: {why}" if why else message, fix, severity)
+            yield Problem(tree.label, f"{message}: {why}" if why else message, fix, severity)
             continue
-        held = context.in_directory(directory)
-        for names in wanted.libraries:
-            if not any(name in held or context.unreadable(f"lib/{directory}/{name}") for name in names):
+        files = context.in_directory(directory)
+        for names in table.libraries:
+            if not any(name in files or context.unreadable(f"lib/{directory}/{name}") for name in names):
                 message = f"lacks {' or '.join(names)}, which {target} needs"
                 places = tuple(f"lib/{directory}/{name}" for name in names)
                 yield Problem(f"lib/{directory}", message, fix, also=places)
@@ -66,12 +66,12 @@ def required_libraries(context: Context) -> Iterator[Problem]:
 @rule("soc-libraries")
 def soc_libraries(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
-    devices = {target: wanted for target, wanted in _target_tables(context).items() if wanted.skels}
+    devices = {target: table for target, table in _target_tables(context).items() if table.skels}
     if not devices:
         raise NotApplicable("only device targets need stubs and skels")
     places = {library.place for library in context.libraries}
-    for target, wanted in devices.items():
-        directory, chips = _directory(context, wanted), context.socs_of(target)
+    for target, table in devices.items():
+        directory, chips = _directory(context, table), context.socs_of(target)
         if not chips and not context.every_target:
             windows = sorted(name for name, soc in load_socs().items() if soc.windows)
             yield Problem(
@@ -81,9 +81,9 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
             )
         for name, soc in chips.items():
             # required-libraries reports a missing directory.
-            needed = [f"lib/{directory}/{library}" for library in wanted.soc_libraries if directory]
-            needed += [f"lib/{skel}" for skel in wanted.skels]
-            for template in needed:
+            templates = [f"lib/{directory}/{library}" for library in table.soc_libraries if directory]
+            templates += [f"lib/{skel}" for skel in table.skels]
+            for template in templates:
                 place = template.format(arch=soc.arch)
                 if place not in places and not context.unreadable(place):
                     yield Problem(
@@ -98,9 +98,9 @@ def lpai_libraries(context: Context) -> Iterator[Problem]:
     tree_of(context, QNN_SDK)
     devices = {
         # LPAI's libraries were seen for Android and Linux only.
-        target: wanted
-        for target, wanted in _target_tables(context).items()
-        if wanted.skels and target != WINDOWS
+        target: table
+        for target, table in _target_tables(context).items()
+        if table.skels and target != WINDOWS
     }
     socs = {name: soc for name, soc in context.socs.items() if soc.lpai is not None}
     if not devices or not socs:
@@ -108,8 +108,8 @@ def lpai_libraries(context: Context) -> Iterator[Problem]:
     if not any(_carries_lpai(context, soc) for soc in socs.values()):
         raise NotApplicable(f"the QNN of profile {context.profile.name} carries no LPAI")
     places = {library.place for library in context.libraries}
-    for target, wanted in devices.items():
-        directory = _directory(context, wanted) or wanted.directories[0]
+    for target, table in devices.items():
+        directory = _directory(context, table) or table.directories[0]
         for name, soc in socs.items():
             if not _carries_lpai(context, soc):
                 continue
@@ -151,9 +151,9 @@ def one_build_id(context: Context) -> Iterator[Problem]:
     holders = holders_of_build_ids(context)
     common = build_of(holders)
     number = sum(common in library.build_ids for library in holders)
-    for place, others in of_another_build(context, common).items():
-        message = f"is of build {', '.join(others)}, {number} other libraries are of {common}"
-        yield Problem(place, message, also=others)
+    for place, builds in of_another_build(context, common).items():
+        message = f"is of build {', '.join(builds)}, {number} other libraries are of {common}"
+        yield Problem(place, message, also=builds)
 
 
 @rule("pe-machine")
@@ -191,8 +191,8 @@ RULES = {
 def _complaints(
     wrong: Wrong, library: Library, elf: Elf, demands: Demands | None = None
 ) -> Iterator[Problem]:
-    for what, message in complaints(elf, demands or Demands()):
-        if what is wrong:
+    for kind, message in complaints(elf, demands or Demands()):
+        if kind is wrong:
             yield Problem(library.place, message)
 
 
@@ -239,11 +239,11 @@ def _of_another_system(context: Context) -> Iterator[Problem]:
         system = str(library.system)
         if system in _FOREIGN_LIBC and _FOREIGN_LIBC[system][0] in elf.needed:
             places.setdefault((library.directory, system), []).append(library.place)
-    for (directory, system), (first, *others) in places.items():
-        libc, other = _FOREIGN_LIBC[system]
-        more = f", as {'is' if len(others) == 1 else 'are'} {plural(len(others), 'other')} in {directory}"
-        message = f"is for {other}{more if others else ''}: it needs {libc}"
-        yield Problem(first, message, also=tuple(others))
+    for (directory, system), (first, *rest) in places.items():
+        libc, foreign = _FOREIGN_LIBC[system]
+        more = f", as {'is' if len(rest) == 1 else 'are'} {plural(len(rest), 'other')} in {directory}"
+        message = f"is for {foreign}{more if rest else ''}: it needs {libc}"
+        yield Problem(first, message, also=tuple(rest))
 
 
 @rule("hexagon-arch")
@@ -280,8 +280,8 @@ def _arches(library: Library, elf: Elf) -> dict[str, tuple[int, str]]:
 
 @rule("library-name")
 def library_name(context: Context) -> Iterator[Problem]:
-    named = [library for library in context.libraries if library.own_name]
-    if not named:
+    libraries = [library for library in context.libraries if library.own_name]
+    if not libraries:
         raise NotApplicable("no library names itself")
     # Of a library for another arch hexagon-arch tells the same.
     elsewhere = {
@@ -289,16 +289,16 @@ def library_name(context: Context) -> Iterator[Problem]:
         for library, elf in _readable(context)
         if elf.machine == HEXAGON and len({arch for arch, _ in _arches(library, elf).values()}) > 1
     }
-    for library in named:
+    for library in libraries:
         if library.place in elsewhere:
             continue
-        other = qnn_libraries.table().other_name(
+        true_name = qnn_libraries.table().other_name(
             library.name, library.own_name, of_qnn=bool(library.build_ids)
         )
-        if other:
+        if true_name:
             yield Problem(
                 library.place,
-                f"calls itself {other}: it is another library, or was renamed",
+                f"calls itself {true_name}: it is another library, or was renamed",
                 severity=_severity(library.name),
             )
 
@@ -319,8 +319,8 @@ def needed_resolved(context: Context) -> Iterator[Problem]:
     library_path = context.variables.get("LD_LIBRARY_PATH", "") or "(not set)"
     needing: dict[str, dict[str, Library]] = {}
     for root, loading in (_loading(context) if host else {}).items():
-        opened = [host[path] for path in host if path == root or path in loading.found]
-        for name in loading.missing:
+        opened = [host[path] for path in host if path == root or path in loading.files]
+        for name in loading.gaps:
             # Of a library outside the tree, the one that loads it is told. Several libraries may load it.
             of_name = [library for library, elf in opened if name in elf.needed] or [host[root][0]]
             needing.setdefault(name, {}).update({library.place: library for library in of_name})
@@ -330,20 +330,20 @@ def needed_resolved(context: Context) -> Iterator[Problem]:
             yield Problem(library.place, message, severity=_severity(library.name))
     searched = f"; LD_LIBRARY_PATH: {library_path}"
     for name, libraries in needing.items():
-        yield _missing(name, libraries.values(), "the loader finds nowhere", searched)
+        yield _lack_of(name, libraries.values(), "the loader finds nowhere", searched)
 
 
-def _missing(name: str, needing: Iterable[Library], where: str, more: str = "", fix: str = "") -> Problem:
+def _lack_of(name: str, needing: Iterable[Library], where: str, more: str = "", fix: str = "") -> Problem:
     """One problem for all libraries that need the missing one; a required library comes first."""
-    first, *others = sorted(needing, key=lambda library: _severity(library.name) is not Severity.ERROR)
-    verb = "needs" if len(others) == 1 else "need"
-    number = f"; {plural(len(others), 'other')} {verb} it too" if others else ""
+    first, *rest = sorted(needing, key=lambda library: _severity(library.name) is not Severity.ERROR)
+    verb = "needs" if len(rest) == 1 else "need"
+    number = f"; {plural(len(rest), 'other')} {verb} it too" if rest else ""
     return Problem(
         first.place,
         f"needs {name}, which {where}{number}{more}",
         fix,
         _severity(first.name),
-        tuple(library.place for library in others),
+        tuple(library.place for library in rest),
     )
 
 
@@ -365,7 +365,7 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
     fix = "put the library beside it, or name it in manifests/device_libraries.toml if the device has it"
     where = f"is neither beside it nor among what {system} itself provides"
     for name, libraries in needing.items():
-        yield _missing(name, libraries, where, fix=fix)
+        yield _lack_of(name, libraries, where, fix=fix)
 
 
 @rule("symbol-versions")

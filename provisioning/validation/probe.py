@@ -37,7 +37,7 @@ def ask(
     soc: str, variables: Mapping[str, str], interpreter: str = sys.executable, seconds: float = _SECONDS
 ) -> Answer:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [interpreter, str(Path(__file__).resolve()), soc],
             env=dict(variables),
             stdout=subprocess.PIPE,
@@ -49,7 +49,7 @@ def ask(
         )
     except subprocess.TimeoutExpired:
         return Answer("backend", detail=f"no answer within {seconds:g} s", interpreter=interpreter)
-    return understand(done.stdout, done.returncode, interpreter)
+    return understand(process.stdout, process.returncode, interpreter)
 
 
 def understand(output: str, status: int, interpreter: str) -> Answer:

@@ -31,30 +31,30 @@ def holders_of_build_ids(context: Context) -> list[Library]:
     tree = tree_of(context, QNN_SDK)
     holders = [library for library in context.libraries if library.build_ids]
     if not holders:
-        raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
+        raise CouldNotRun(f"no library below {tree.label} holds a QNN build id")
     return holders
 
 
 def build_of(holders: Iterable[Library]) -> str:
     """The build id that most libraries hold: the SDK's own."""
-    counted = Counter(build_id for library in holders for build_id in library.build_ids)
-    return max(counted, key=lambda build_id: (counted[build_id], build_id))
+    counts = Counter(build_id for library in holders for build_id in library.build_ids)
+    return max(counts, key=lambda build_id: (counts[build_id], build_id))
 
 
 def of_another_build(context: Context, build_id: str) -> dict[str, tuple[str, ...]]:
     """What libraries say of their build, by place, where it contradicts this id; that may lack its end."""
-    said = {library.place: tuple(library.of_another_build(build_id)) for library in context.libraries}
-    return {place: ids for place, ids in said.items() if ids}
+    builds = {library.place: tuple(library.of_another_build(build_id)) for library in context.libraries}
+    return {place: ids for place, ids in builds.items() if ids}
 
 
 @rule("qnn-version")
 def qnn_version(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     pinned = context.profile.components[QNN_SDK].version
-    stated = {source: version for source, version in tree.stated.items() if "build_id" not in source}
-    if not stated:
+    versions = {source: version for source, version in tree.versions.items() if "build_id" not in source}
+    if not versions:
         yield Problem(
-            tree.named,
+            tree.label,
             "has no sdk.yaml and no version in its name, so its files do not say which QNN it is",
             Fix(
                 "reinstall it with its sdk.yaml, or use the pinned one: unset QNN_SDK_ROOT; {}",
@@ -62,15 +62,15 @@ def qnn_version(context: Context) -> Iterator[Problem]:
             ),
             Severity.WARNING,
         )
-    for source, version in stated.items():
+    for source, version in versions.items():
         if not _same_release(version, pinned):
             yield Problem(
-                tree.named,
-                f"{_says(source)} {version}, profile {context.profile.name} pins {pinned}",
+                tree.label,
+                f"{_speaker(source)} {version}, profile {context.profile.name} pins {pinned}",
             )
 
 
-def _says(source: str) -> str:
+def _speaker(source: str) -> str:
     return "the directory's name says" if source == "directory" else f"{source} says"
 
 
@@ -85,25 +85,25 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     holders = holders_of_build_ids(context)
     pin = context.profile.components[QNN_SDK]
-    expected = {f"profile {context.profile.name}": pin.build_id or f"v{pin.version}"}
-    stated = tree.stated.get("sdk.yaml build_id")
-    if stated and all(stated.startswith(value) for value in expected.values()):
-        expected = {f"{', '.join(expected)} and sdk.yaml": stated}
-    elif stated:
-        expected["sdk.yaml"] = stated
-    for source, build_id in expected.items():
+    builds = {f"profile {context.profile.name}": pin.build_id or f"v{pin.version}"}
+    sdk_build = tree.versions.get("sdk.yaml build_id")
+    if sdk_build and all(sdk_build.startswith(value) for value in builds.values()):
+        builds = {f"{', '.join(builds)} and sdk.yaml": sdk_build}
+    elif sdk_build:
+        builds["sdk.yaml"] = sdk_build
+    for source, build_id in builds.items():
         # A profile without a build id still pins the version, with which every id begins.
         wrong = of_another_build(context, build_id)
         ids = {wrong.get(library.place, (build_id,)) for library in holders}
-        whole = ", ".join(ids.pop()) if len(ids) == 1 else build_id
-        if whole != build_id:
-            subject = tree.named if source != "sdk.yaml" else f"{tree.named}, sdk.yaml"
+        common = ", ".join(ids.pop()) if len(ids) == 1 else build_id
+        if common != build_id:
+            subject = tree.label if source != "sdk.yaml" else f"{tree.label}, sdk.yaml"
             expectation = f"expected {build_id} of {source}"
-            yield Problem(subject, f"all {len(holders)} QNN libraries hold build id {whole}, {expectation}")
-            wrong = of_another_build(context, whole)
-        for place, others in wrong.items():
-            message = f"is of build {', '.join(others)}, expected {build_id} of {source}"
-            yield Problem(place, message, also=others)
+            yield Problem(subject, f"all {len(holders)} QNN libraries hold build id {common}, {expectation}")
+            wrong = of_another_build(context, common)
+        for place, foreign in wrong.items():
+            message = f"is of build {', '.join(foreign)}, expected {build_id} of {source}"
+            yield Problem(place, message, also=foreign)
 
 
 @rule("store-tree")
@@ -118,14 +118,14 @@ def store_tree(context: Context) -> Iterator[Problem]:
             if wrong is None:
                 wrong = store.verify(tree)
                 yield Problem(
-                    place.named,
+                    place.label,
                     "was not made here, and git has no hash of its files: only its inventory was compared",
                     Fix("prove it by its download: {}", ("provision", "--component", name)),
                     Severity.WARNING,
                 )
             if wrong:
                 more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-                yield Problem(place.named, f"{wrong[0]}{more}")
+                yield Problem(place.label, f"{wrong[0]}{more}")
 
 
 @rule("quantization-constraints")
@@ -134,13 +134,13 @@ def quantization_constraints(context: Context) -> Iterator[Problem]:
     if "executorch" not in context.profile.packages or DEFAULT_TARGET not in context.targets:
         raise NotApplicable("nothing is quantized with this selection")
     if not (tree.path / "lib" / "python" / "qti").is_dir():
-        yield Problem(tree.named, "has no lib/python, so executorch's quantizer checks no constraints")
+        yield Problem(tree.label, "has no lib/python, so executorch's quantizer checks no constraints")
 
 
 @rule("soc-known")
 def soc_known(context: Context) -> Iterator[Problem]:
     builds = {
-        held.removeprefix("v") for library in holders_of_build_ids(context) for held in library.build_ids
+        text.removeprefix("v") for library in holders_of_build_ids(context) for text in library.build_ids
     }
     for name, soc in context.socs.items():
         for build in sorted(builds):
@@ -152,16 +152,16 @@ def soc_known(context: Context) -> Iterator[Problem]:
 @rule("ndk-revision")
 def ndk_revision(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, ANDROID_NDK)
-    revision = tree.stated.get("source.properties")
+    revision = tree.versions.get("source.properties")
     if revision is None:
-        yield Problem(tree.named, "has no source.properties with a Pkg.Revision: it is no Android NDK")
+        yield Problem(tree.label, "has no source.properties with a Pkg.Revision: it is no Android NDK")
         return
     pin = context.profile.components.get(ANDROID_NDK)
     if pin is None:
         raise NotApplicable(f"profile {context.profile.name} pins no NDK; this one is {ndk_name(revision)}")
     if revision != pin.version:
         yield Problem(
-            tree.named,
+            tree.label,
             f"is {ndk_name(revision)}, profile {context.profile.name} pins {ndk_name(pin.version)}",
         )
 
@@ -170,7 +170,7 @@ def ndk_revision(context: Context) -> Iterator[Problem]:
 def ndk_usable(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, ANDROID_NDK)
     if tree.unusable:
-        yield Problem(tree.named, tree.unusable)
+        yield Problem(tree.label, tree.unusable)
 
 
 @rule("hexagon-sdk-version")
@@ -182,15 +182,15 @@ def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
     if tree.origin == "store":
         # The inventory verifies a tree of the store, and its version with it.
         return
-    version = tree.stated.get("directory")
+    version = tree.versions.get("directory")
     if version is None:
         raise CouldNotRun(
-            f"the name of {tree.named} holds no version",
+            f"the name of {tree.label} holds no version",
             "point HEXAGON_SDK_ROOT to the directory that is named by the version, …/Hexagon_SDK/6.5.0.0",
         )
     if version != pin.version:
         yield Problem(
-            tree.named,
+            tree.label,
             f"the directory's name says {version}, profile {context.profile.name} pins {pin.version}",
         )
 
@@ -203,9 +203,9 @@ def python_packages(context: Context) -> Iterator[Problem]:
         raise NotApplicable(f"profile {context.profile.name} pins no Python packages")
     if not any(name in host.packages for name in pins):
         raise CouldNotRun(f"none of {', '.join(pins)} is installed in this Python")
-    built = _source_of_executorch(context)
-    if built is not None and (stale := staleness(built)):
-        yield Problem("executorch", stale, again(built))
+    build = _source_of_executorch(context)
+    if build is not None and (stale := staleness(build)):
+        yield Problem("executorch", stale, again(build))
     for name, pinned in pins.items():
         version = host.packages.get(name)
         pin = f"profile {context.profile.name} pins {pinned}"
@@ -213,8 +213,8 @@ def python_packages(context: Context) -> Iterator[Problem]:
             yield Problem(name, f"is not installed, {pin}")
         elif version.partition("+")[0] == pinned:
             continue
-        elif name == "executorch" and built is not None:
-            yield Problem(name, f"is {version}, built from {built}; {pin}", severity=Severity.NOTE)
+        elif name == "executorch" and build is not None:
+            yield Problem(name, f"is {version}, built from {build}; {pin}", severity=Severity.NOTE)
         else:
             yield Problem(name, f"is {version} in this Python, {pin}")
 
@@ -280,8 +280,8 @@ def python_path(context: Context) -> Iterator[Problem]:
         raise NotApplicable("PYTHONPATH is not set")
     entries = context.environ["PYTHONPATH"].split(os.pathsep)
     hidden = hiding_packages(context)
-    kept = ":".join(entry for entry in entries if entry not in hidden)
-    fix = quoted("export", f"PYTHONPATH={kept}") if kept else "unset PYTHONPATH"
+    rest = ":".join(entry for entry in entries if entry not in hidden)
+    fix = quoted("export", f"PYTHONPATH={rest}") if rest else "unset PYTHONPATH"
     for entry, names in hidden.items():
         yield Problem(
             "PYTHONPATH",

@@ -25,9 +25,9 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.manifest import load_socs
 
     socs = load_socs()
-    shown = [chip_named(args.name)] if args.name else sorted(socs, key=lambda name: (socs[name].arch, name))
+    chips = [chip_named(args.name)] if args.name else sorted(socs, key=lambda name: (socs[name].arch, name))
     rows, facts = [("chip", "Hexagon", "VTCM", "also called, and devices")], {}
-    for name in shown:
+    for name in chips:
         hexagon, vtcm, names = f"V{socs[name].arch}", socs[name].vtcm_mb, names_of(name)
         rows.append((name, hexagon, f"{vtcm} MB", ", ".join(alias.among(name) for alias in names)))
         facts[name] = {

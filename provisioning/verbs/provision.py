@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             profile,
             stage,
             os.environ,
-            named=args.component,
+            names=args.component,
             trust=args.trust_first_download,
             accept=args.accept,
             offline=args.offline,
@@ -94,7 +94,7 @@ def provision(
     stage: StageRun,
     environ: Mapping[str, str],
     *,
-    named: Sequence[str],
+    names: Sequence[str],
     trust: bool,
     accept: Sequence[str],
     offline: bool,
@@ -103,25 +103,25 @@ def provision(
     from provisioning.store import Store, unlocked
 
     store, targets, progress = Store(selection.store), frozenset(selection.named_targets), for_stream()
-    chosen = _chosen(profile, named, targets)
+    components = _components_of(profile, names, targets)
     rows: dict[str, Row] = {}
-    for name in chosen:
+    for name in components:
         if (own := _own(name, selection, environ, progress)) is not None:
             rows[name] = own
             stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
-    wanted = {name: component for name, component in chosen.items() if name not in rows}
-    missing: dict[str, Component] = {}
+    of_store = {name: component for name, component in components.items() if name not in rows}
+    absent: dict[str, Component] = {}
     # All that is missing must be allowed before any of it is fetched.
-    for name, component in wanted.items():
+    for name, component in of_store.items():
         tree = store.find(name, component, targets)
         if tree is None:
-            missing[name] = component
+            absent[name] = component
         if not (component.pinned or trust or (tree is not None and store.is_proved(tree))):
             raise unlocked(store.path, name, component, selecting_flags(selection, environ))
-    accepted = licences.named(accept, environ)
-    store.accept(missing, accepted)
-    for name, component in wanted.items():
-        began = time.monotonic()
+    accepted = licences.acceptances(accept, environ)
+    store.accept(absent, accepted)
+    for name, component in of_store.items():
+        start = time.monotonic()
         tree = store.provision(
             name,
             component,
@@ -134,18 +134,18 @@ def provision(
         for damage in tree.repaired:
             subject = f"{tree.root.name}/{damage.path}"
             stage.add("store-damage", Severity.WARNING, subject, f"{damage}; repaired")
-        if name in missing:
+        if name in absent:
             if not component.pinned:
                 _warn_unlocked(name, tree, stage, progress)
-            stage.metrics[f"{name}.seconds"] = round(time.monotonic() - began, 3)
-        state = "new" if name in missing else "repaired" if tree.repaired else "already there"
+            stage.metrics[f"{name}.seconds"] = round(time.monotonic() - start, 3)
+        state = "new" if name in absent else "repaired" if tree.repaired else "already there"
         source = "+".join(dict.fromkeys(part.source.type for part in component.parts))
         rows[name] = Row(name, tree.version, source, state, str(tree.root))
         # A tree's hash is that of its inventory, which has the hash of every file.
         digest = hash_file(tree.inventory_path)
         stage.artifacts.append(Artifact("tree", str(tree.root), digest, tree.inventory.size))
-    stage.metrics["cached"] = len(chosen) - len(missing)
-    return [rows[name] for name in chosen]
+    stage.metrics["cached"] = len(components) - len(absent)
+    return [rows[name] for name in components]
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -156,16 +156,16 @@ def table(rows: list[dict[str, str]]) -> str:
     return "".join(f"{line}\n" for line in aligned(lines, columns()))
 
 
-def _chosen(profile: Profile, named: Sequence[str], targets: Set[str]) -> dict[str, Component]:
+def _components_of(profile: Profile, names: Sequence[str], targets: Set[str]) -> dict[str, Component]:
     from provisioning.environment import serves
     from provisioning.store.inventory import parts_for, targets_in
 
     pins = profile.pins
-    for name in named:
+    for name in names:
         if name not in pins:
             raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, pins)
-    if named:
-        return {name: pins[name] for name in pins if name in named}
+    if names:
+        return {name: pins[name] for name in pins if name in names}
     return {
         name: component
         for name, component in pins.items()

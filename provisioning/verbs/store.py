@@ -86,18 +86,18 @@ def _list(where: Path) -> int:
 def _verify(where: Path | None, names: Sequence[str]) -> int:
     store = _existing(where)
     bad = 0
-    trees = _named(store, names)
+    trees = _trees_named(store, names)
     if not trees:
         sys.stdout.write(f"no trees in {store.path}\n")
-    known = _of_profiles()
+    components = _of_profiles()
     for tree in trees:
-        differences, pinned = _differences(store, tree, known)
+        differences, pinned = _differences(store, tree, components)
         bad += len(differences)
         sys.stdout.writelines(f"{tree.root.name}: {difference}\n" for difference in differences)
         if not differences:
             facts = f"{len(tree.inventory.items)} files, {size(tree.inventory.size)}"
-            whole = "whole" if pinned else "whole by its own inventory"
-            sys.stdout.write(f"{tree.root.name}: {whole} ({facts})\n")
+            verdict = "whole" if pinned else "whole by its own inventory"
+            sys.stdout.write(f"{tree.root.name}: {verdict} ({facts})\n")
     if bad:
         sys.stdout.write(f"{bad} differences; try: {_typed('store', 'repair', store=where)}\n")
     return exit_code_of(good=not bad)
@@ -106,11 +106,11 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
     store = _existing(where)
     repaired = 0
-    known, progress = _of_profiles(), for_stream()
-    for tree in _named(store, names):
-        wrong, _ = _differences(store, tree, known)
-        if wrong and tree.inventory.definition in known:
-            profile, component = known[tree.inventory.definition]
+    components, progress = _of_profiles(), for_stream()
+    for tree in _trees_named(store, names):
+        wrong, _ = _differences(store, tree, components)
+        if wrong and tree.inventory.definition in components:
+            profile, component = components[tree.inventory.definition]
             flags = [*profile_flags(profile), *(["--store", str(where)] if where else [])]
             wrong = store.repair(tree, component, flags, progress=progress, offline=offline)
         elif wrong:
@@ -123,10 +123,10 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
 
 
 def _differences(
-    store: Store, tree: Tree, known: Mapping[str, tuple[str, Component]]
+    store: Store, tree: Tree, components: Mapping[str, tuple[str, Component]]
 ) -> tuple[list[Difference], bool]:
     """What is wrong with a tree, and whether its files are pinned, or only in its own inventory."""
-    _, component = known.get(tree.inventory.definition, ("", None))
+    _, component = components.get(tree.inventory.definition, ("", None))
     by_pins = store.against_pins(tree, component) if component else None
     return (store.verify(tree), False) if by_pins is None else (by_pins, True)
 
@@ -155,14 +155,14 @@ def _referenced() -> Callable[[Tree], bool]:
 
     defined = _of_profiles()
     pins = {part.source.pin for _, component in every_component() for part in component.parts}
-    named = {
+    digests = {
         digest for file in MANIFESTS.rglob("*.toml") for digest in _SHA256.findall(file.read_text("utf-8"))
     }
 
     def referenced(tree: Tree) -> bool:
         hashes = {origin.sha256 for origin in tree.inventory.origins}
         of_profile = tree.component in KINDS and hashes & pins
-        return tree.inventory.definition in defined or (not of_profile and hashes <= named)
+        return tree.inventory.definition in defined or (not of_profile and hashes <= digests)
 
     return referenced
 
@@ -218,7 +218,7 @@ def _existing(where: Path | None) -> Store:
     return store
 
 
-def _named(store: Store, names: Sequence[str]) -> list[Tree]:
+def _trees_named(store: Store, names: Sequence[str]) -> list[Tree]:
     trees = store.trees()
     for name in names:
         if not any(name in (tree.root.name, tree.component) for tree in trees):

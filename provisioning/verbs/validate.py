@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _validate(stage: StageRun, selection: Selection, only: Sequence[str]) -> list[Result]:
     from provisioning.environment import consenting
-    from provisioning.validation import check, chosen
+    from provisioning.validation import check, rules_named
     from provisioning.validation.context import gather
 
-    rules = chosen(only)
+    rules = rules_named(only)
     asks_compiler = any(rule.asks_compiler for rule in rules)
     contexts = gather(selection, os.environ, asks_compiler=asks_compiler)
     results = check(contexts, rules)

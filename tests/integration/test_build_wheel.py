@@ -117,7 +117,7 @@ def test_the_wheel_has_the_backend_and_stages_use_the_environment_that_has_it(
 
     assert f"export {IN_IMAGE}={plan.dist / 'environments'}\n" in capsys.readouterr().out
     monkeypatch.setenv(IN_IMAGE, str(plan.dist / "environments"))
-    python = environments.made("executorch")
+    python = environments.current_python("executorch")
     code = "import importlib.metadata as m; print(m.version('executorch'))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=plan.dist)
     assert done.stdout.strip() == f"1.5.1+{COMMIT[:7]}"

@@ -148,14 +148,14 @@ def test_it_is_made_once_and_again_for_another_lock(
     environments: PythonEnvironments, links: Path, tmp_path: Path
 ) -> None:
     python = tmp_path / "environments" / "small" / "bin" / "python"
-    assert environments.made("small") == ""
-    assert environments.interpreter("small") == environments.made("small") == str(python)
+    assert environments.current_python("small") == ""
+    assert environments.interpreter("small") == environments.current_python("small") == str(python)
     begun = (python.parent.parent / STAMP).stat().st_mtime_ns
     assert environments.interpreter("small") == str(python)
     assert (python.parent.parent / STAMP).stat().st_mtime_ns == begun
     lock = tmp_path / "locks" / "small.txt"
     lock.write_text(f"# another\n{lock.read_text()}")
-    assert environments.made("small") == ""
+    assert environments.current_python("small") == ""
 
 
 @pytest.mark.parametrize("line", ['required-version = ">=99"', 'exclude-newer = "2001-01-01T00:00:00Z"'])

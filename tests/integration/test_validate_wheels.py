@@ -143,7 +143,7 @@ def test_what_the_loader_finds_is_found_and_what_it_misses_is_missing(
         check=False,
     ).stdout
     loading = load_all({a: elf.read(a)}, library_path)[a]
-    assert list(loading.missing) == re.findall(r"(\S+) => not found", real), real
+    assert list(loading.gaps) == re.findall(r"(\S+) => not found", real), real
 
 
 def test_the_ndk_of_a_real_android_wheel_is_named(tmp_path: Path) -> None:

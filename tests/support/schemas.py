@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.answer import taken
+from provisioning.base.answer import split_json
 from provisioning.base.settings import MANIFESTS
 
 ANSWER = MANIFESTS / "schema" / "answer.json"
@@ -34,7 +34,7 @@ def check_answer(text: str) -> dict[str, Any]:
 
 def check_answer_to(words: Sequence[str], folder: Path, output: str) -> None:
     """The answer to a command that was typed in this folder, if it was one for --json, and got so far."""
-    rest, place = taken(words)
+    rest, place = split_json(words)
     if place is None or rest == list(words):
         return
     file = folder / place

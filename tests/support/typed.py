@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.answer import answered, taken
+from provisioning.base.answer import answered, split_json
 from provisioning.base.settings import ROOT
 from tests.support.command_server import LATE
 from tests.support.schemas import check_answer, check_answer_to
@@ -138,7 +138,7 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 def run_here(verb: Any, *words: object) -> int:
     """The exit code of a verb's module, run in this process."""
-    rest, place = taken([str(word) for word in words])
+    rest, place = split_json([str(word) for word in words])
 
     def work() -> int:
         code: int = verb.run(parsed(verb, *rest))

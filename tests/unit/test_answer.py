@@ -14,7 +14,7 @@ import pytest
 from ci.__main__ import VERBS as CI
 from ci.artifacts.compiler_log import in_plain_words
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.answer import taken
+from provisioning.base.answer import split_json
 from provisioning.base.command_line import Verb, main
 from provisioning.base.settings import ROOT
 from provisioning.known_faults import fix_for
@@ -151,7 +151,7 @@ def test_a_command_line_that_is_refused_is_answered_too(said: Any) -> None:
 def test_only_a_name_that_ends_in_json_is_the_file(
     words: list[str], rest: list[str], place: str | None
 ) -> None:
-    assert taken(words) == (rest, place)
+    assert split_json(words) == (rest, place)
 
 
 def test_with_a_file_the_text_stays_on_standard_output(

@@ -102,9 +102,7 @@ def write(base: Path, place: str, **facts: object) -> Path:
 
 def missing(*paths: Path, library_path: str = "") -> list[tuple[str, ...]]:
     """What the loader misses, for each of these libraries that it was asked to open."""
-    return [
-        loading.missing for loading in load_all({path: read(path) for path in paths}, library_path).values()
-    ]
+    return [loading.gaps for loading in load_all({path: read(path) for path in paths}, library_path).values()]
 
 
 def test_the_search_goes_on_behind_a_file_of_another_machine(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ci.one_model.into_suite import Addition, factory_in, suite_with
 from ci.one_model.product import Product
 from ci.suite.options import stage_options
 from ci.suite.suite_file import Thresholds
-from provisioning.base.command_line import parsed
+from provisioning.base.command_line import arguments_of
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
 from tests.support.workflows import WORKFLOWS
 
@@ -68,7 +68,7 @@ def test_the_command_that_is_printed_accepts_the_run_and_nothing_is_accepted_bef
     assert (program.run.cpu_nodes, program.run.cpu_budget) == (("x",), 1)
     (command,) = (line for line in capsys.readouterr().out.splitlines() if "--accept" in line)
     _, _, typed = command.partition("test_emulator ")
-    options = stage_options(parsed(VERBS["test_emulator"], typed.removeprefix("-- ").split()))
+    options = stage_options(arguments_of(VERBS["test_emulator"], typed.removeprefix("-- ").split()))
     assert options.accept and options.choice.suites == (suite,)
     assert SUITES.choose([program], words=options.choice.words) == [program]
 

@@ -156,7 +156,7 @@ class TestGc:
 
     def test_a_tree_that_no_manifest_names_goes_with_its_download(self, house: House) -> None:
         tree = house.store.provision("qnn-sdk", house.sdk)
-        paths = {tree.root, house.store.kept(house.sdk.parts[0])}
+        paths = {tree.root, house.store.download_of(house.sdk.parts[0])}
         for dry_run in (True, False):
             assert house.store.trees() == [tree]
             assert {row.path for row in house.store.gc(lambda tree: False, dry_run=dry_run)} == paths

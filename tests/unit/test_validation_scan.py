@@ -17,8 +17,7 @@ from provisioning.base.findings import Severity
 from provisioning.base.settings import TARGETS, Selection
 from provisioning.environment import Environment, Root
 from provisioning.qnn_libraries import libraries_in
-from provisioning.validation import State, check, chosen
-from provisioning.validation import chosen as chosen_rules
+from provisioning.validation import State, check, rules_named
 from provisioning.validation.context import Context, gather
 from provisioning.validation.probe import ask, understand
 from tests.support.elves import Library, skel
@@ -73,12 +72,14 @@ def test_a_folder_that_cannot_be_read_is_named_with_its_fix_and_not_said_to_be_m
         folder = Path(name)
         context = context_of(folder)
         # Root reads what the checks import late: this clone may be closed to the other user.
-        assert check([context], chosen([]))
+        assert check([context], rules_named([]))
         with as_ordinary_user(folder):
             sdk = folder / "sdk"
             (sdk / "lib" / ANDROID).chmod(0)
             context = replace(context, libraries=tuple(libraries_in(sdk)))
-            findings = [finding for result in check([context], chosen([])) for finding in result.findings]
+            findings = [
+                finding for result in check([context], rules_named([])) for finding in result.findings
+            ]
             (error,) = (finding for finding in findings if finding.severity is not Severity.NOTE)
             assert (error.rule, error.subject) == ("elf-readable", f"lib/{ANDROID}")
             subprocess.run(error.fix, shell=True, check=True)
@@ -171,7 +172,7 @@ def test_what_one_of_the_targets_does_not_take_is_a_mistake_and_told_once(
 ) -> None:
     several = replace(selection, named_targets=("x86_64-linux", "aarch64-linux"))
     context = gathered(several, tmp_path, ADSP_LIBRARY_PATH="/a:/b", LD_LIBRARY_PATH="/q/lib/hexagon-v75")
-    (result,) = check([context], chosen_rules(["user-variables"]))
+    (result,) = check([context], rules_named(["user-variables"]))
     assert [finding.subject for finding in result.findings] == ["LD_LIBRARY_PATH", "ADSP_LIBRARY_PATH"]
     assert result.state is State.FAIL
 
@@ -202,7 +203,7 @@ def test_every_target_is_judged_against_its_own_trees(selection: Selection, tmp_
         root = Root(trees[chosen.target], "store", "QNN_SDK_ROOT")
         return Environment(PROFILE, chosen.target, "SM8650", {"qnn-sdk": root}, {}, (), (), ())
 
-    rules = chosen_rules(["required-libraries"])
+    rules = rules_named(["required-libraries"])
     for targets in (tuple(trees), tuple(reversed(trees))):
         contexts = gather(replace(selection, named_targets=targets), {}, asks_compiler=False, resolve=resolve)
         assert [result.findings for result in check(contexts, rules)] == [()]
