@@ -87,9 +87,9 @@ def as_text(rows: AuditRows) -> Iterator[str]:
         yield f"{', '.join(schemes)}: {error}"
         yield f"  → {fix}"
     for scheme, compiled_row in compiled.items():
-        if kept := compiled_row.kept_on_cpu:
-            nodes = ", ".join(f'"{name}"' for name in kept.cpu_nodes)
-            yield f"{scheme}: {kept.because}"
+        if fallback := compiled_row.kept_on_cpu:
+            nodes = ", ".join(f'"{name}"' for name in fallback.cpu_nodes)
+            yield f"{scheme}: {fallback.because}"
             yield f"  → kept on the CPU here: cpu_nodes = [{nodes}]"
 
 

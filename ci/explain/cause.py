@@ -22,10 +22,10 @@ from ci.explain.divergence import (
     STANDS_OUT,
     DivergenceLimits,
     DivergenceResult,
-    named,
+    place_of,
     verdict_of,
 )
-from ci.explain.lane import explainer, measured
+from ci.explain.lane import explainer, outcome_of
 from ci.explain.losses import ScoreRequest, Scores
 from ci.explain.repair import fewest_of
 from ci.explain.rewriting import RewrittenPlace
@@ -83,16 +83,16 @@ def cause_of(
     model = replace(model, work=replace(model.work, until=until))
     try:
         if of_chip:
-            whole, goes_on = outcome.near("sqnr_db", -math.inf), model.command("divergence", program.soc)
-            limits = DivergenceLimits(DIFFERS_DB, seconds * SEARCHES, whole)
+            program_db, goes_on = outcome.near("sqnr_db", -math.inf), model.command("divergence", program.soc)
+            limits = DivergenceLimits(DIFFERS_DB, seconds * SEARCHES, program_db)
             result = explainer(model).divergence_of(model, program, limits)
             return with_suspects(of_divergence(result, goes_on), suspects)
         return of_scores(explainer(model).scores_of(model, program, ScoreRequest(FLOAT, seconds * SEARCHES)))
     except ToolkitError as error:
         # A search is an extra: whatever ends it, the verdict stands.
         words = f"its cause was not found: {error.message.splitlines()[0]}"
-        found = Cause(words, goes_on=goes_on if time.monotonic() > until else "")
-        return with_suspects(found, suspects)
+        cause = Cause(words, goes_on=goes_on if time.monotonic() > until else "")
+        return with_suspects(cause, suspects)
 
 
 def with_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
@@ -105,24 +105,24 @@ def of_divergence(result: DivergenceResult, goes_on: str) -> Cause:
     first, words = result.first, verdict_of(result)
     if not result.between:
         goes_on = ""
-    found = Cause(f"{words}; {goes_on} continues" if goes_on else words, goes_on=goes_on)
+    cause = Cause(f"{words}; {goes_on} continues" if goes_on else words, goes_on=goes_on)
     if first is None or not first.stands_out:
-        return found
+        return cause
     if first.rounds:
-        return found
-    return replace(found, nodes=(first.node,), place=first.line, suspected=first.known)
+        return cause
+    return replace(cause, nodes=(first.node,), place=first.line, suspected=first.known)
 
 
 def of_scores(scores: Scores) -> Cause:
-    units, whole = scores.units, scores.whole[0]
-    if not units or not whole:
+    units, total = scores.units, scores.totals[0]
+    if not units or not total:
         return Cause("no single operator loses accuracy when quantized")
     worst = max(units, key=lambda unit: unit.noise[0])
-    place, noise = named(worst, worst.nodes[0]), worst.noise[0]
-    out_of = f" of the {len(units)} that there was time for" if scores.left else ""
-    if noise < STANDS_OUT * whole:
-        return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of the error{out_of}")
-    of_all = f"{_decibels(noise)} if only it is quantized, {_decibels(whole)} if all are"
+    place, noise = place_of(worst, worst.nodes[0]), worst.noise[0]
+    out_of = f" of the {len(units)} that there was time for" if scores.rest else ""
+    if noise < STANDS_OUT * total:
+        return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / total:.0%} of the error{out_of}")
+    of_all = f"{_decibels(noise)} if only it is quantized, {_decibels(total)} if all are"
     return Cause(f"the cause is quantizing {place}{out_of}: {of_all}", worst.nodes, worst.line)
 
 
@@ -154,7 +154,7 @@ class Candidate:
 class Proofs:
     helping: Sequence[str]
     """Each with its figure, those that make it green first."""
-    others: Sequence[str]
+    failures: Sequence[str]
     """What was tried, and does not help."""
     late: Sequence[str] = ()
     """What may help: its trial did not end in time."""
@@ -168,7 +168,7 @@ class Proofs:
         if self.late:
             return join(self.late, "; or ")
         # What does not help is words: nobody should type it.
-        return f"{NO_FIX}; tried: {'; '.join(self.others)}" if self.others else NO_FIX
+        return f"{NO_FIX}; tried: {'; '.join(self.failures)}" if self.failures else NO_FIX
 
 
 def proofs_of(
@@ -181,10 +181,10 @@ def proofs_of(
 ) -> Proofs:
     """Trials begin within these seconds, or those that a program of this size needs. What is at work then may
     take as long again, since the machine may have other work; all end within the `longest`, if it is more."""
-    needed = TIMES * before.costs.get("cpu_seconds", 0.0)
-    began = time.monotonic()
-    last_begin = began + max(seconds, min(needed, longest))
-    until = began + max(seconds, min(2 * needed, longest))
+    estimate = TIMES * before.costs.get("cpu_seconds", 0.0)
+    start = time.monotonic()
+    last_begin = start + max(seconds, min(estimate, longest))
+    until = start + max(seconds, min(2 * estimate, longest))
     limited = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False)
     repairing, nearer, useless, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
@@ -218,19 +218,19 @@ def outcome_with_cause(
 ) -> tuple[Outcome, Cause | None]:
     """The outcome, whose first error then says the cause, as far as it is found by this time of
     time.monotonic(), and the fixes that were tried. The time is that of all programs of a command."""
-    left = until - time.monotonic()
+    budget = until - time.monotonic()
     # The rest is for fixes.
-    search_seconds = left * 2 / 3 if outcome.wrong else left
-    cause = cause_of(model, program, outcome, search_seconds, suspects) if left > 0 else None
+    search_seconds = budget * 2 / 3 if outcome.wrong else budget
+    cause = cause_of(model, program, outcome, search_seconds, suspects) if budget > 0 else None
     if not (outcome.wrong or outcome.error):
         return outcome, cause
-    left = until - time.monotonic()
-    proofs = proofs_of(model, program.soc, outcome, cause, left, left + LONGEST - SECONDS)
+    budget = until - time.monotonic()
+    proofs = proofs_of(model, program.soc, outcome, cause, budget, budget + LONGEST - SECONDS)
     if outcome.error:
         return (
             replace(outcome, fix=proofs.fix) if proofs.helping or outcome.fix == NO_FIX else outcome
         ), None
-    first, *others = outcome.wrong
+    first, *rest = outcome.wrong
     fixes, words, place = [proofs.fix], [first.message], first.place
     if cause:
         words += [cause.in_words()]
@@ -244,7 +244,7 @@ def outcome_with_cause(
         fixes += [first.fix]
     fix = join(fixes, "; or ")
     first = replace(first, message="; ".join(words), fix=fix, place=place, edit=proofs.edit)
-    return replace(outcome, wrong=[first, *others]), cause
+    return replace(outcome, wrong=[first, *rest]), cause
 
 
 def _candidates(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
@@ -255,7 +255,7 @@ def _candidates(model: OneModel, cause: Cause | None, before: Outcome) -> Iterat
         sys.stderr.write(readable(f"no more fixes are tried: {error.message}\n", sys.stderr))
 
 
-def _tried(work: Callable[[], Outcome | None]) -> Callable[[], Outcome | None]:
+def _trial_of(work: Callable[[], Outcome | None]) -> Callable[[], Outcome | None]:
     """A trial that fails for whatever reason says nothing of the program before it."""
 
     def outcome() -> Outcome | None:
@@ -290,18 +290,18 @@ def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iter
         if error.exit_code != CheckFailed.exit_code:
             raise
         return
-    yield from _rewrites(model, rewritten.made, cause, before)
+    yield from _rewrites(model, rewritten.places, cause, before)
     precision = written_name(model.precision or "fp16")
-    other = None if model.precision_file else EXACT.get(precision)
+    exact = None if model.precision_file else EXACT.get(precision)
     if "per_channel" in model.lane.flags and not model.per_channel and precision != "fp16":
         yield _of_model(replace(model, per_channel=True))
-    if other:
-        yield _of_model(replace(model, precision=other))
+    if exact:
+        yield _of_model(replace(model, precision=exact))
 
 
-def _of_model(other: OneModel) -> Candidate:
-    command = other.command("compile", other.selection.soc, "-o", "out")
-    return Candidate(command, _tried(lambda: measured(other)))
+def _of_model(model: OneModel) -> Candidate:
+    command = model.command("compile", model.selection.soc, "-o", "out")
+    return Candidate(command, _trial_of(lambda: outcome_of(model)))
 
 
 def _rewrites(
@@ -315,7 +315,7 @@ def _rewrites(
         }
         # One edit alone is the whole rewrite.
         if len(edits) == 1 and (edit := edits.pop()):
-            yield Candidate(str(edit), _tried(lambda: _of_edit(model, edit)), edit)
+            yield Candidate(str(edit), _trial_of(lambda: _of_edit(model, edit)), edit)
         yield _repaired(model, rules, before)
 
 
@@ -333,22 +333,22 @@ def _repaired(model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candi
 
     flags = [word for rule in rules for word in ("--only", rule)]
     command = session("repair", *model.words(model.selection.soc), *flags, "-o", "repaired")
-    return Candidate(command, _tried(outcome))
+    return Candidate(command, _trial_of(outcome))
 
 
 def _of_edit(model: OneModel, edit: Edit) -> Outcome | None:
     """Of the source with that line changed: of a folder that links to all else that the model's has."""
     source = model.file
     folder = source.search_path
-    changed = repository_of(folder / "file") / edit.file
-    if not source.file or source.file.suffix != ".py" or not changed.is_relative_to(folder):
+    target = repository_of(folder / "file") / edit.file
+    if not source.file or source.file.suffix != ".py" or not target.is_relative_to(folder):
         return None
-    lines = changed.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = target.read_text(encoding="utf-8").splitlines(keepends=True)
     if lines[edit.line - 1].count(edit.old) != 1:
         return None
     lines[edit.line - 1] = lines[edit.line - 1].replace(edit.old, edit.new)
     with TemporaryDirectory(prefix="edited-") as name:
-        copy, inside = Path(name), changed.relative_to(folder)
+        copy, inside = Path(name), target.relative_to(folder)
         for depth, part in enumerate(inside.parts):
             parent = Path(*inside.parts[:depth])
             for path in (folder / parent).iterdir():
@@ -358,7 +358,7 @@ def _of_edit(model: OneModel, edit: Edit) -> Outcome | None:
                 (copy / parent / part).mkdir()
         (copy / inside).write_text("".join(lines), encoding="utf-8")
         typed = f"{copy / source.file.name}:{model.typed.rpartition(':')[2]}"
-        return measured(replace(model, typed=typed))
+        return outcome_of(replace(model, typed=typed))
 
 
 def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:
@@ -395,14 +395,14 @@ def explained(
             raise error
     if not _searches(model, history):
         return products
-    found: list[Product] = []
+    results: list[Product] = []
     for program, product in zip(programs, products, strict=True):
         outcome, cause = outcome_with_cause(model, program, product.outcome, product.suspects, search_ends)
         history.searched |= bool(outcome.wrong or cause)
-        found.append(replace(product, outcome=outcome))
+        results.append(replace(product, outcome=outcome))
         if cause and not outcome.wrong:
             sys.stdout.write(f"{cause.in_words()}\n")
-    return found
+    return results
 
 
 def _fix_of_death(

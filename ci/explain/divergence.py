@@ -54,10 +54,10 @@ Worst = tuple[str, float]
 
 
 class Cuts:
-    def __init__(self, graph: Graph, trial: Trial, whole: float | None = None) -> None:
-        """`whole` is the SQNR of the whole program, if that is known."""
+    def __init__(self, graph: Graph, trial: Trial, program_db: float | None = None) -> None:
+        """`program_db` is the SQNR of the whole program, if that is known."""
         self.graph, self.trial = graph, trial
-        self.sqnr: dict[str, float] = {} if whole is None else {"": whole}
+        self.sqnr: dict[str, float] = {} if program_db is None else {"": program_db}
         """By node at which a program ends; that of the whole one is without."""
         self.failed: dict[str, str] = {}
         """Why a program has no SQNR."""
@@ -72,7 +72,7 @@ class Cuts:
         self.errors: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
 
     @property
-    def whole(self) -> float:
+    def program_db(self) -> float:
         return self.sqnr_of("")
 
     def sqnr_of(self, name: str) -> float:
@@ -87,10 +87,8 @@ class Cuts:
                 self.failed[name] = _first_line(error)
         return self.sqnr.get(name, math.nan)
 
-    def _measure(
-        self, name: str, expected: Sequence[Sequence[Array]], chip: Sequence[Sequence[Array]]
-    ) -> None:
-        by_sample = [_pairs(*rows) for rows in zip(expected, chip, strict=True)]
+    def _measure(self, name: str, exact: Sequence[Sequence[Array]], chip: Sequence[Sequence[Array]]) -> None:
+        by_sample = [_pairs(*rows) for rows in zip(exact, chip, strict=True)]
         pairs = [pair for rows in by_sample for pair in rows]
         self.sqnr[name] = _sqnr_db(pairs)
         self.worst[name] = min(range(len(by_sample)), key=lambda number: _sqnr_db(by_sample[number]))
@@ -123,23 +121,23 @@ class Cuts:
         try:
             if (graph := self.graph.showing(names)) is None:
                 return False
-            expected, chip = graph.exact, self.trial(graph, graph.exact)
+            exact, chip = graph.exact, self.trial(graph, graph.exact)
         except Exception as error:
             self.failed[EVERY] = _first_line(error)
             return False
-        own = len(expected[0]) - len(names)
-        pairs = [pair for rows in zip(expected, chip, strict=True) for pair in _pairs(*rows)[:own]]
-        if abs(_sqnr_db(pairs) - max(self.whole, -EXACT_DB)) >= CLEARLY_DB:
+        own = len(exact[0]) - len(names)
+        pairs = [pair for rows in zip(exact, chip, strict=True) for pair in _pairs(*rows)[:own]]
+        if abs(_sqnr_db(pairs) - max(self.program_db, -EXACT_DB)) >= CLEARLY_DB:
             return False
         # Two programs round each in its own way.
         self.errors.clear()
         for place, name in enumerate(names, own):
-            self._measure(name, *([[row[place]] for row in rows] for rows in (expected, chip)))
+            self._measure(name, *([[row[place]] for row in rows] for rows in (exact, chip)))
         return True
 
     def error(self, name: str) -> float | None:
         # The program that ends at the only end is the whole one, and takes longest.
-        return self.power(self.whole) if [*self.graph.ends] == [name] else self._passed([name], ())
+        return self.power(self.program_db) if [*self.graph.ends] == [name] else self._error_at([name], ())
 
     def own(self, name: str) -> float:
         """Without what operands pass on: a power of what is wrong is wrong, too, and not at fault."""
@@ -150,17 +148,17 @@ class Cuts:
             passed_on = max(self.error(operand) or 0.0 for operand in operands)
             if passed_on >= STANDS_OUT * (self.error(name) or 0.0):
                 return 0.0
-        return self._passed([name], operands) or 0.0
+        return self._error_at([name], operands) or 0.0
 
-    def _passed(self, names: Sequence[str], operands: Sequence[str]) -> float | None:
+    def _error_at(self, names: Sequence[str], operands: Sequence[str]) -> float | None:
         """The error of the model's outputs if the chip differs at these nodes alone, by what they add to what
         these operands pass on: a small one may grow on the way there."""
-        known = [operand for operand in operands if not math.isnan(self.sqnr_of(operand))]
+        inputs = [operand for operand in operands if not math.isnan(self.sqnr_of(operand))]
         if any(math.isnan(self.sqnr_of(name)) for name in names):
             return None
-        key = (tuple(names), tuple(known))
+        key = (tuple(names), tuple(inputs))
         if key not in self.errors:
-            self.errors[key] = self.power(_sqnr_db(with_error(self.graph, names, known, self.chips)))
+            self.errors[key] = self.power(_sqnr_db(with_error(self.graph, names, inputs, self.chips)))
         return self.errors[key]
 
     def of_integers(self, name: str) -> Worst | None:
@@ -171,13 +169,13 @@ class Cuts:
         if not integers:
             return None
         try:
-            left = self._passed([name], [*graph.operands_of(name), *integers]) or 0.0
+            remainder = self._error_at([name], [*graph.operands_of(name), *integers]) or 0.0
         except MemoryError:
             raise
         except Exception:
             # The CPU does not compute with an index that is beyond all values.
-            left = 0.0
-        if left > STANDS_OUT * self.own(name):
+            remainder = 0.0
+        if remainder > STANDS_OUT * self.own(name):
             return None
         source = integers[0]
         while further := graph.integers_of(source):
@@ -185,12 +183,12 @@ class Cuts:
         behind = [row for row in graph.behind_integers(source) if row in self.chips]
         operands = dict.fromkeys(operand for row in behind for operand in graph.operands_of(row))
         self.sqnr[source] = min(self.sqnr_of(row) for row in behind)
-        return source, self._passed(behind, [row for row in operands if row not in behind]) or 0.0
+        return source, self._error_at(behind, [row for row in operands if row not in behind]) or 0.0
 
     def power(self, sqnr_db: float) -> float:
         """Relative to the output's. What is as bad as the whole is as bad as can be, whatever becomes of it
         later."""
-        return float(10 ** (-max(sqnr_db, self.whole) / 10))
+        return float(10 ** (-max(sqnr_db, self.program_db) / 10))
 
 
 def with_error(graph: Graph, names: Sequence[str], operands: Sequence[str], chips: Arrays) -> list[Pair]:
@@ -201,17 +199,17 @@ def with_error(graph: Graph, names: Sequence[str], operands: Sequence[str], chip
     wrong: dict[str, list[Array]] = {}
     for name in names:
         ending = graph.ending_at(name)
-        others = ending.outputs({operand: chips[operand] for operand in operands})
-        for (wanted,), (passed_on,), seen in zip(ending.exact, others, chips[name], strict=True):
-            floats = wanted.dtype.kind == "f"
-            changed = wanted + (seen - passed_on) if floats else numpy.where(seen == passed_on, wanted, seen)
-            wrong.setdefault(name, []).append(changed)
+        outputs = ending.outputs({operand: chips[operand] for operand in operands})
+        for (exact,), (passed_on,), chip in zip(ending.exact, outputs, chips[name], strict=True):
+            floats = exact.dtype.kind == "f"
+            values = exact + (chip - passed_on) if floats else numpy.where(chip == passed_on, exact, chip)
+            wrong.setdefault(name, []).append(values)
     pairs = zip(graph.exact, graph.outputs(wrong), strict=True)
     return [pair for rows in pairs for pair in _pairs(*rows)]
 
 
-def _pairs(expected: Sequence[Array], outputs: Sequence[Array]) -> list[Pair]:
-    pairs = enumerate(zip(expected, outputs, strict=True))
+def _pairs(exact: Sequence[Array], outputs: Sequence[Array]) -> list[Pair]:
+    pairs = enumerate(zip(exact, outputs, strict=True))
     return [Pair(f"output {number}", *arrays) for number, arrays in pairs]
 
 
@@ -247,7 +245,7 @@ class DivergenceLimits:
     least: float
     """The SQNR from which the program matches."""
     seconds: float = FOREVER
-    whole: float | None = None
+    program_db: float | None = None
     """The SQNR of all of it, if that is known."""
 
 
@@ -306,7 +304,7 @@ def _operator(cuts: Cuts, name: str, adds: float, alike: int) -> DivergentOperat
         faint=cuts.faint.get(name),
         rounds=name in cuts.rounds,
         integers=name not in graph.operators,
-        share=round(adds / cuts.power(cuts.whole), 2),
+        share=round(adds / cuts.power(cuts.program_db), 2),
         operands={row: cuts.sqnr.get(row) for row in graph.operands_of(name)},
         alike=alike,
     )
@@ -331,7 +329,7 @@ NONE_ALONE = "no single operator causes it: many add a little, or only integers 
 MANY_ROUND = "no operator stands out: each adds a little rounding error"
 
 
-def named(operator: OperatorAt, node: str) -> str:
+def place_of(operator: OperatorAt, node: str) -> str:
     return operator.place if operator.source else f"{operator.operator} ({node})"
 
 
@@ -343,7 +341,7 @@ def verdict_of(result: DivergenceResult) -> str:
         late = f"the time is up before the operators between {low or 'the inputs'} and {high} were searched"
     if first is None:
         return late or NONE_ALONE
-    place, share = named(first, first.node), f"{first.share:.0%} of the error"
+    place, share = place_of(first, first.node), f"{first.share:.0%} of the error"
     faint = _why_faint(first) if result.reference == FLOAT_MODEL else ""
     if not first.stands_out:
         words = f"{MANY_ROUND}: at most {share} comes from {place}"
@@ -382,24 +380,24 @@ def as_text(result: DivergenceResult) -> Iterator[str]:
     yield verdict_of(result)
     if first := result.first:
         yield f"  node {first.node}" + (f" of {first.module}" if first.module[:1] not in ("", "(") else "")
-        for known in first.known:
-            yield f"  suspected: {known.message}"
+        for suspect in first.known:
+            yield f"  suspected: {suspect.message}"
     yield f"  {plural(len(result.cuts), 'operator')} measured"
     for name, error in result.failed.items():
-        which = "shows" if name == EVERY else "ends at"
-        yield f"  the program that {which} {name} does not compile or run: {error}"
+        verb = "shows" if name == EVERY else "ends at"
+        yield f"  the program that {verb} {name} does not compile or run: {error}"
 
 
-def fix_of(result: DivergenceResult, command: Callable[..., str], tried: str) -> str:
+def fix_of(result: DivergenceResult, command: Callable[..., str], advice: str) -> str:
     """What to type next. `command` makes a command about the same model, of a verb and flags; it gives none
-    for a suite's program. `tried` is what was tried where an operator differs."""
+    for a suite's program. `advice` is what was tried where an operator differs."""
     if result.sqnr_db >= result.least:
         where = command("quantize", "--where") if result.reference != FLOAT_MODEL else ""
         names = f"{where} names the operators where quantizing loses"
         return names if where else "nothing: both are the same"
     if result.first is None and not result.between:
         return "let the model return the floats, and compute the integers on the CPU"
-    return tried
+    return advice
 
 
 DIFFERS_DB = 30.0
@@ -438,39 +436,39 @@ class Divergence:
         graph: Graph,
         trial: Trial,
         limits: DivergenceLimits,
-        keep: Callable[[DivergenceResult], None] = lambda known: None,
+        keep: Callable[[DivergenceResult], None] = lambda result: None,
         suspects: Suspects = NO_SUSPECTS,
     ) -> None:
         """`keep` gets what is known before each program, as if the time were over."""
         self.graph, self.least, self.keep, self.suspects = graph, limits.least, keep, suspects
-        self.cuts, self.over = Cuts(graph, trial, limits.whole), time.monotonic() + limits.seconds
+        self.cuts, self.over = Cuts(graph, trial, limits.program_db), time.monotonic() + limits.seconds
         self.between: Sequence[str] = ()
 
     def search(self) -> DivergenceResult:
         """The whole program's SQNR, and the operator at fault."""
         cuts, graph = self.cuts, self.graph
-        if cuts.whole >= self.least:
-            return self._known(None)
-        self.keep(self._known(None, ALL))
-        shown = len(graph.operators) <= MOST_AT_ONCE and cuts.shows_all
-        suspected = None if shown else self._suspected()
+        if cuts.program_db >= self.least:
+            return self._result(None)
+        self.keep(self._result(None, ALL))
+        has_all = len(graph.operators) <= MOST_AT_ONCE and cuts.shows_all
+        suspected = None if has_all else self._suspected()
         if suspected and self._is_most(suspected):
-            return self._known(suspected, alike=len(self._alike(suspected[0])))
-        if shown or (time.monotonic() < self.over and cuts.shows_all):
+            return self._result(suspected, alike=len(self._alike(suspected[0])))
+        if has_all or (time.monotonic() < self.over and cuts.shows_all):
             # What is left is computed on the CPU.
             self.over = max(self.over, time.monotonic() + SHOWN_SECONDS)
 
         def stops(low: str, high: str, best: Worst | None) -> bool:
             late = time.monotonic() > self.over
             self.between = (low, high) if late else ()
-            self.keep(self._known(best or suspected, (low, high)))
+            self.keep(self._result(best or suspected, (low, high)))
             return late
 
         best = _worst_drop(cuts, stops)
         if best and best[0] not in cuts.rounds and not self.between:
-            self.keep(self._known(best))
+            self.keep(self._result(best))
             best = cuts.of_integers(best[0]) or best
-        return self._known(best or suspected, self.between)
+        return self._result(best or suspected, self.between)
 
     def _suspected(self) -> Worst | None:
         """The worst of the suspects, as far as they are looked at within half of the time."""
@@ -482,29 +480,29 @@ class Divergence:
             if best and name in self._alike(best[0]) and self._is_most(best):
                 continue
             # Before its operands are known, which may take as long again.
-            self.keep(self._known(_worse(best, (name, self.cuts.error(name) or 0.0)), ALL))
+            self.keep(self._result(_worse(best, (name, self.cuts.error(name) or 0.0)), ALL))
             best = _worse(best, (name, self.cuts.own(name)))
-            self.keep(self._known(best, ALL))
-            if best[1] >= MOST_OF_IT * self.cuts.power(self.cuts.whole):
+            self.keep(self._result(best, ALL))
+            if best[1] >= MOST_OF_IT * self.cuts.power(self.cuts.program_db):
                 break
         return best
 
     def _alike(self, name: str) -> list[str]:
         """The other suspects that can have a fault of this one. What only rounds has none."""
         faults = set[str]() if name in self.cuts.rounds else {*self.suspects.get(name, ())}
-        return [other for other, theirs in self.suspects.items() if other != name and faults & {*theirs}]
+        return [node for node, ids in self.suspects.items() if node != name and faults & {*ids}]
 
     def _is_most(self, worst: Worst) -> bool:
         """Whether no other operator adds more, if each place of its fault adds as much."""
         name, adds = worst
-        return adds * (1 + len(self._alike(name))) >= MOST_OF_IT * self.cuts.power(self.cuts.whole)
+        return adds * (1 + len(self._alike(name))) >= MOST_OF_IT * self.cuts.power(self.cuts.program_db)
 
-    def _known(self, best: Worst | None, between: Sequence[str] = (), alike: int = 0) -> DivergenceResult:
+    def _result(self, best: Worst | None, between: Sequence[str] = (), alike: int = 0) -> DivergenceResult:
         cuts = self.cuts
         return DivergenceResult(
             reference=self.graph.reference,
             least=self.least,
-            sqnr_db=cuts.whole,
+            sqnr_db=cuts.program_db,
             first=_operator(cuts, *best, alike) if best else None,
             cuts={name: value for name, value in cuts.sqnr.items() if name},
             failed=dict(cuts.failed),
@@ -532,20 +530,20 @@ def _worst_drop(cuts: Cuts, stops: Callable[[str, str, Worst | None], bool]) -> 
     if not (total := at(last)):
         return None
     best: tuple[int, float] | None = None
-    seen, steps = set[tuple[int, int]](), [(total, -1, last)]
-    while steps and len(seen) < MOST_STEPS:
+    intervals, steps = set[tuple[int, int]](), [(total, -1, last)]
+    while steps and len(intervals) < MOST_STEPS:
         rise, low, high = steps.pop(steps.index(max(steps)))
-        known = None if best is None else (names[best[0]], best[1])
+        worst = None if best is None else (names[best[0]], best[1])
         most = best[1] if best else 0.0
         # What comes after an operator that ruins all may add as much to what is ruined already.
         enough = most if most < total else math.nextafter(most, 0)
-        if known and rise <= max(enough, total * SMALL):
+        if worst and rise <= max(enough, total * SMALL):
             break
-        if stops(names[low] if low >= 0 else "", names[high], known):
+        if stops(names[low] if low >= 0 else "", names[high], worst):
             break
-        if (low, high) in seen:
+        if (low, high) in intervals:
             continue
-        seen.add((low, high))
+        intervals.add((low, high))
         if high - low > 1:
             middle = (low + high) // 2
             value = cuts.error(names[middle])
@@ -643,8 +641,8 @@ def _printed_by(text: str) -> str:
     with tempfile.TemporaryDirectory(prefix="qnn-ci-script-") as folder:
         script = Path(folder) / "fault.py"
         script.write_text(text, encoding="utf-8")
-        done = captured([sys.executable, script], cwd=folder)
-    if done.returncode == -signal.SIGKILL:
+        process = captured([sys.executable, script], cwd=folder)
+    if process.returncode == -signal.SIGKILL:
         # Of the machine, so that nothing of it is kept as a result.
         raise MemoryError("the script was killed, as the system does when memory runs out")
-    return next(iter(VERDICT.findall(done.stdout)), "")
+    return next(iter(VERDICT.findall(process.stdout)), "")

@@ -100,7 +100,7 @@ class Graph(ABC):
     def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterable[Sequence[Array]]:
         """The outputs for the first sample, where these errors are added at nodes."""
 
-    def named(self, names: Sequence[str]) -> list[str]:
+    def operator_names(self, names: Sequence[str]) -> list[str]:
         """Nodes as a precision file names them."""
         return list(names)
 
@@ -126,14 +126,14 @@ class Graph(ABC):
     def operators(self) -> Mapping[str, Node]:
         """The nodes at which a program can end, in order: those that depend on an input."""
         varying, ends = set[str](), self.ends
-        found = {}
+        by_name = {}
         for name, node in self.nodes.items():
             if node.kind == INPUT or not varying.isdisjoint(node.reads):
                 varying.add(name)
             computes = node.kind not in (INPUT, CONSTANT) and not (node.quantizes or node.several)
             if computes and name in varying and (node.floats or name in ends):
-                found[name] = node
-        return found
+                by_name[name] = node
+        return by_name
 
     @cached_property
     def ends(self) -> Sequence[str]:
@@ -200,9 +200,9 @@ def groups_of(graph: Graph) -> list[list[Node]]:
         if len(operands) == 1 and first in group and (alone or graph.nodes[first].several):
             group[node.name] = group[first]
         elif node.joins and operands.keys() & group.keys():
-            joined = [members for members in groups if operands.keys() & {member.name for member in members}]
-            groups = [members for members in groups if members not in joined]
-            groups.append([member for members in joined for member in members])
+            parts = [members for members in groups if operands.keys() & {member.name for member in members}]
+            groups = [members for members in groups if members not in parts]
+            groups.append([member for members in parts for member in members])
             group |= {member.name: groups[-1] for member in groups[-1]}
             group[node.name] = groups[-1]
         else:

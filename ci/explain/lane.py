@@ -18,8 +18,8 @@ P = TypeVar("P")
 
 
 class Explains(Protocol):
-    def chosen_program(self, model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> Any:
-        """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
+    def chosen_program(self, model: OneModel, choice: Choice, cpu_nodes: tuple[str, ...] = ()) -> Any:
+        """MODEL's, or one of a suite; `cpu_nodes` are on the CPU."""
 
     def divergence_of(self, model: OneModel, program: Any, limits: DivergenceLimits) -> DivergenceResult:
         """The operator at which the program differs."""
@@ -29,7 +29,7 @@ class Explains(Protocol):
     ) -> OperatorScript:
         """That operator alone, which is wrong below so many decibels."""
 
-    def scores_of(self, model: OneModel, program: Any, asked: ScoreRequest) -> Scores:
+    def scores_of(self, model: OneModel, program: Any, request: ScoreRequest) -> Scores:
         """The noise in the outputs if one group of operators alone is quantized."""
 
     def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
@@ -47,7 +47,7 @@ def explainer(model: OneModel) -> Explains:
     return lane
 
 
-def tried(model: OneModel, programs: Sequence[Any]) -> list[Outcome]:
+def outcomes_of(model: OneModel, programs: Sequence[Any]) -> list[Outcome]:
     """What becomes of each: it is compiled, run and compared. The one trial of a candidate."""
     lane: Compiles = model.lane.product
     products = lane.products_of(model, programs)
@@ -61,9 +61,9 @@ def programs_of(model: OneModel) -> list[Any]:
     return lane.programs_of(model)
 
 
-def measured(model: OneModel) -> Outcome:
+def outcome_of(model: OneModel) -> Outcome:
     try:
-        (outcome,) = tried(model, programs_of(model))
+        (outcome,) = outcomes_of(model, programs_of(model))
     except ToolkitError as error:
         return Outcome.of_error(error)
     return outcome

@@ -67,8 +67,8 @@ class GroupScore(OperatorAt):
 
     @property
     def where(self) -> str:
-        named = ", ".join(self.nodes[:2]) + ("…" if len(self.nodes) > 2 else "")
-        return " ".join(filter(None, [named, where_of(self)]))
+        nodes = ", ".join(self.nodes[:2]) + ("…" if len(self.nodes) > 2 else "")
+        return " ".join(filter(None, [nodes, where_of(self)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class ScoreRequest:
 @dataclass(frozen=True, slots=True)
 class Scores:
     units: tuple[GroupScore, ...]
-    whole: tuple[float, ...]
+    totals: tuple[float, ...]
     """The noise of the model if all of it is quantized, at each precision."""
-    left: int
+    rest: int
     """How many groups there was no time for: those that err least by themselves."""
 
 
@@ -94,16 +94,16 @@ def losses_of(graph: Graph, decibels: Callable[[str], float | None]) -> tuple[Lo
     losses: list[tuple[float, Loss]] = []
     for name, node in graph.nodes.items():
         before = min((reached.get(operand, EQUAL_DB) for operand in node.reads), default=EQUAL_DB)
-        measured = decibels(name)
-        if measured is None:
+        figure = decibels(name)
+        if figure is None:
             reached[name] = before
             continue
-        after = reached[name] = max(-EQUAL_DB, min(EQUAL_DB, measured))
+        after = reached[name] = max(-EQUAL_DB, min(EQUAL_DB, figure))
         # Where nothing of the signal is left, it is as bad as can be.
-        added = 10 ** (-max(after, 0.0) / 10) - 10 ** (-max(before, 0.0) / 10)
-        if added > 0:
+        noise = 10 ** (-max(after, 0.0) / 10) - 10 ** (-max(before, 0.0) / 10)
+        if noise > 0:
             place, before_db, after_db = asdict(graph.operator_at(name)), round(before, 1), round(after, 1)
-            losses.append((added, Loss(**place, node=name, before_db=before_db, after_db=after_db)))
+            losses.append((noise, Loss(**place, node=name, before_db=before_db, after_db=after_db)))
     return tuple(loss for _, loss in sorted(losses, key=lambda pair: -pair[0]))
 
 
@@ -142,8 +142,8 @@ def scores_of(floats: Graph, quantized: Sequence[Graph], seconds: float = FOREVE
     over = time.monotonic() + seconds
     values, groups, count = floats.values(0), groups_of(floats), len(quantized)
     errors = [floats.errors_of(model) for model in quantized]
-    (wanted,) = floats.exact
-    whole = [_noise(wanted, model.exact[0]) for model in quantized]
+    (reference,) = floats.exact
+    totals = [_noise(reference, model.exact[0]) for model in quantized]
     if seconds < FOREVER:
         groups.sort(key=lambda nodes: -max(_own_share(errors[0], values, node.name) for node in nodes))
 
@@ -154,13 +154,13 @@ def scores_of(floats: Graph, quantized: Sequence[Graph], seconds: float = FOREVE
             for of_model in errors:
                 yield {node.name: of_model[node.name] for node in nodes if node.name in of_model}
 
-    noises = [_noise(wanted, outputs) for outputs in floats.disturbed(of_groups())]
+    noises = [_noise(reference, outputs) for outputs in floats.disturbed(of_groups())]
     grouped = {node.name for nodes in groups for node in nodes}
     units = tuple(
         _score(floats, nodes, values, grouped, noises[number * count :][:count])
         for number, nodes in enumerate(groups[: len(noises) // count])
     )
-    return Scores(units, tuple(whole), len(groups) - len(units))
+    return Scores(units, tuple(totals), len(groups) - len(units))
 
 
 def _score(
@@ -173,11 +173,13 @@ def _score(
     names, reads = [node.name for node in nodes], dict[str, int]()
     for name in sorted({operand for node in nodes for operand in node.reads} & grouped - {*names}):
         if name in values:
-            (operator,) = graph.named([name])
+            (operator,) = graph.operator_names([name])
             reads[operator] = reads.get(operator, 0) + values[name].size
     size = max(sum(values[name].size for name in names if name in values), 1)
     place = asdict(graph.operator_at(names[0]))
-    return GroupScore(**place, nodes=tuple(graph.named(names)), size=size, reads=reads, noise=tuple(noise))
+    return GroupScore(
+        **place, nodes=tuple(graph.operator_names(names)), size=size, reads=reads, noise=tuple(noise)
+    )
 
 
 def _own_share(errors: Mapping[str, Array], values: Mapping[str, Array], name: str) -> float:
@@ -185,19 +187,19 @@ def _own_share(errors: Mapping[str, Array], values: Mapping[str, Array], name: s
     return _noise([values[name]], [values[name] + errors[name]]) if name in errors else 0.0
 
 
-def _noise(wanted: Sequence[Array], outputs: Sequence[Array]) -> float:
+def _noise(reference: Sequence[Array], outputs: Sequence[Array]) -> float:
     """Of the worst output, relative to its signal."""
     worst = 0.0
-    for right, values in zip(wanted, outputs, strict=True):
+    for right, values in zip(reference, outputs, strict=True):
         signal = float((right.astype("f8") ** 2).sum())
         noise = float(((values.astype("f8") - right) ** 2).sum())
         worst = max(worst, noise / signal if signal else 0.0)
     return worst
 
 
-def as_text(whole: str, losses: Sequence[Loss]) -> Iterator[str]:
-    """`whole` says what the model loses."""
-    yield whole
+def as_text(summary: str, losses: Sequence[Loss]) -> Iterator[str]:
+    """`summary` says what the model loses."""
+    yield summary
     if not losses:
         yield "no operator loses accuracy"
         return

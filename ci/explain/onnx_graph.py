@@ -85,18 +85,18 @@ class OnnxGraph(Graph):
     @cached_property
     def tensors(self) -> Mapping[str, str]:
         """By node."""
-        return {self.node_of(tensor): tensor for tensor in (*self._given, *self.maker)}
+        return {self.node_of(tensor): tensor for tensor in (*self._leaves, *self.maker)}
 
     @cached_property
-    def _given(self) -> Mapping[str, str]:
+    def _leaves(self) -> Mapping[str, str]:
         """What no node computes, by tensor its kind."""
         weights = dict.fromkeys((weight.name for weight in self.model.graph.initializer), CONSTANT)
         return {**dict.fromkeys((value.name for value in self.model.graph.input), INPUT), **weights}
 
     @cached_property
     def nodes(self) -> Mapping[str, Node]:
-        given = ((self.node_of(tensor), kind) for tensor, kind in self._given.items())
-        nodes = {name: Node(name, kind, ()) for name, kind in given}
+        leaves = ((self.node_of(tensor), kind) for tensor, kind in self._leaves.items())
+        nodes = {name: Node(name, kind, ()) for name, kind in leaves}
         for row in self.model.graph.node:
             name, reads = name_of(row), tuple(self.node_of(tensor) for tensor in row.input if tensor)
             floats, quantizes = [self._is_float(tensor) for tensor in row.output], row.op_type in QUANTIZERS
@@ -129,10 +129,10 @@ class OnnxGraph(Graph):
         return [self.node_of(value.name) for value in self.model.graph.output]
 
     def operator_at(self, name: str) -> OperatorAt:
-        place = self.places.get(self.named([name])[0], NO_PLACE)
+        place = self.places.get(self.operator_names([name])[0], NO_PLACE)
         return replace(place, operator=self.nodes[name].kind)
 
-    def named(self, names: Sequence[str]) -> list[str]:
+    def operator_names(self, names: Sequence[str]) -> list[str]:
         makers = ((name, self.maker.get(self.tensors.get(name, ""))) for name in names)
         return list(dict.fromkeys(name if maker is None else name_of(maker) for name, maker in makers))
 
@@ -142,69 +142,69 @@ class OnnxGraph(Graph):
 
     def fed(self) -> list[Sample]:
         """The samples, as the model has inputs of them."""
-        names = {name for name, kind in self._given.items() if kind == INPUT}
+        names = {name for name, kind in self._leaves.items() if kind == INPUT}
         return [{name: array for name, array in row.items() if name in names} for row in self.samples]
 
     def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
         names = [value.name for value in self.model.graph.output]
-        given = {
+        arrays = {
             self.tensors[place]: values
             for name, values in replaced.items()
             if name in self.tensors
             for place in self.everywhere(name)
         }
-        if not given:
+        if not arrays:
             computed = on_cpu(self.source, self.fed())
         else:
-            computed = self._computed([name for name in names if name not in given], given)
+            computed = self._computed([name for name in names if name not in arrays], arrays)
         return [
-            [given[name][number] if name in given else row[name] for name in names]
+            [arrays[name][number] if name in arrays else row[name] for name in names]
             for number, row in enumerate(computed)
         ]
 
-    def _computed(self, names: Sequence[str], given: Arrays) -> list[Sample]:
+    def _computed(self, names: Sequence[str], arrays: Arrays) -> list[Sample]:
         """Tensors, of given tensors and the samples."""
         if not names:
             return [{} for _ in self.samples]
-        part = self._computing(names, given)
-        read = [value.name for value in part.graph.input]
+        part = self._computing(names, arrays)
+        inputs = [value.name for value in part.graph.input]
         fed = [
-            {name: given[name][number] if name in given else sample[name] for name in read}
+            {name: arrays[name][number] if name in arrays else sample[name] for name in inputs}
             for number, sample in enumerate(self.samples)
         ]
         return on_cpu(part, fed)
 
-    def _computing(self, outputs: Sequence[str], given: Collection[str] = ()) -> onnx.ModelProto:
+    def _computing(self, outputs: Sequence[str], begins: Collection[str] = ()) -> onnx.ModelProto:
         """The part that computes these tensors, of tensors that are given and of the inputs."""
         names, tensors = set[str](), set[str]()
         for output in outputs:
-            of_output = self.needed(output, given)
+            of_output = self.ancestors(output, begins)
             names, tensors = names | of_output[0], tensors | of_output[1]
         cut = onnx.ModelProto()
         cut.CopyFrom(self.model)
         graph = cut.graph
-        kept = [node for node in self.model.graph.node if node.output[0] in names]
+        members = [node for node in self.model.graph.node if node.output[0] in names]
         inputs = [tensor for tensor in self.model.graph.input if tensor.name in tensors]
         weights = [tensor for tensor in self.model.graph.initializer if tensor.name in tensors]
         for field in ("node", "input", "output", "initializer", "value_info"):
             graph.ClearField(field)
-        graph.node.extend(kept)
+        graph.node.extend(members)
         for node in graph.node:
             # Another part of its result is still read.
-            node.output[:] = [f"{UNREAD}{name}" if name in given else name for name in node.output]
+            node.output[:] = [f"{UNREAD}{name}" if name in begins else name for name in node.output]
         graph.input.extend(inputs)
-        graph.input.extend(self._value(name) for name in given if name in tensors)
+        graph.input.extend(self._value(name) for name in begins if name in tensors)
         graph.initializer.extend(weights)
-        known = {value.name: value for value in self.model.graph.output}
-        graph.output.extend(known.get(output) or self._value(output) for output in outputs)
+        infos = {value.name: value for value in self.model.graph.output}
+        graph.output.extend(infos.get(output) or self._value(output) for output in outputs)
         return cut
 
     def _value(self, tensor: str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(tensor, self.types.get(tensor) or TensorProto.FLOAT, None)
 
-    def needed(self, tensor: str, given: Iterable[str] = ()) -> tuple[set[str], set[str]]:
+    def ancestors(self, tensor: str, begins: Iterable[str] = ()) -> tuple[set[str], set[str]]:
         """First outputs of the nodes that compute a tensor of those given, and all tensors that they take."""
-        nodes, tensors, todo, ends = set[str](), set[str](), [tensor], {*given}
+        nodes, tensors, todo, ends = set[str](), set[str](), [tensor], {*begins}
         while todo:
             name = todo.pop()
             if name in tensors:
@@ -220,8 +220,8 @@ class OnnxGraph(Graph):
         tensors = [self.tensors[name] for name in names]
         (row,) = values_of(self.model, [self.samples[sample]], tensors)
         weights = {row.name: numpy_helper.to_array(row) for row in self.model.graph.initializer}
-        given = {name: array for name, array in {**row, **weights}.items() if name in self._given}
-        floats = {self.node_of(name): array for name, array in given.items() if array.dtype.kind == "f"}
+        leaves = {name: array for name, array in {**row, **weights}.items() if name in self._leaves}
+        floats = {self.node_of(name): array for name, array in leaves.items() if array.dtype.kind == "f"}
         return floats | {name: row[tensor] for name, tensor in zip(names, tensors, strict=True)}
 
     @cached_property
@@ -230,7 +230,7 @@ class OnnxGraph(Graph):
         return {
             tensor: array
             for name, array in self.values(0).items()
-            if (tensor := self.tensors[name]) not in self._given
+            if (tensor := self.tensors[name]) not in self._leaves
         }
 
     def errors_of(self, quantized: Any) -> dict[str, Array]:
@@ -270,13 +270,13 @@ def name_of(node: onnx.NodeProto) -> str:
 
 def values_of(model: onnx.ModelProto, samples: Sequence[Sample], names: Iterable[str] = ()) -> list[Sample]:
     """By name those of inputs, outputs and these tensors."""
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model)
-    known = {value.name for value in (*model.graph.output, *model.graph.input)}
-    whole.graph.output.extend(
-        helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name not in known
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    own_names = {value.name for value in (*model.graph.output, *model.graph.input)}
+    probe.graph.output.extend(
+        helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name not in own_names
     )
-    outputs = on_cpu(whole, samples)
+    outputs = on_cpu(probe, samples)
     return [{**sample, **row} for sample, row in zip(samples, outputs, strict=True)]
 
 
@@ -284,7 +284,7 @@ def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sampl
     """By tensor, what quantizing changes at each operator that is given the float model's `values`."""
     model = onnx.ModelProto()
     model.CopyFrom(quantized.model)
-    graph, known = model.graph, {value.name for value in model.graph.input}
+    graph, inputs = model.graph, {value.name for value in model.graph.input}
     outputs, behind = {*values}, dict[str, str]()
     for node in graph.node:
         maker = node.input[0].removesuffix(QUANTIZED) if node.input else ""
@@ -295,20 +295,20 @@ def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sampl
     # The rounding of a tensor is its maker's error. What is not quantized has none, but that of weights.
     rounded = {name: tensor for tensor, name in behind.items()}
     plain = {name: name for node in graph.node for name in node.output if name in outputs}
-    measured = {**plain, **rounded}
-    used = set[str]()
+    sources = {**plain, **rounded}
+    operands = set[str]()
     for node in graph.node:
         for index, tensor in enumerate(node.input if node.op_type not in QUANTIZERS else ()):
             if (name := behind.get(tensor, tensor)) in outputs:
                 node.input[index] = f"{FLOAT}{name}"
-                used.add(name)
+                operands.add(name)
     del graph.output[:]
-    graph.output.extend(_float(tensor) for tensor in measured.values())
-    graph.input.extend(_float(f"{FLOAT}{name}", values[name].shape) for name in used)
-    fed = {name: array for name, array in sample.items() if name in known}
-    fed |= {f"{FLOAT}{name}": values[name] for name in used}
-    (found,) = on_cpu(model, [fed])
-    results = [(name, found[tensor]) for name, tensor in measured.items()]
+    graph.output.extend(_float(tensor) for tensor in sources.values())
+    graph.input.extend(_float(f"{FLOAT}{name}", values[name].shape) for name in operands)
+    fed = {name: array for name, array in sample.items() if name in inputs}
+    fed |= {f"{FLOAT}{name}": values[name] for name in operands}
+    (arrays,) = on_cpu(model, [fed])
+    results = [(name, arrays[tensor]) for name, tensor in sources.items()]
     return {name: array - values[name] for name, array in results if array.shape == values[name].shape}
 
 
@@ -323,9 +323,9 @@ def _with_errors(source: onnx.ModelProto, tensors: Collection[str]) -> onnx.Mode
             if name in disturbed:
                 node.output[index] = f"{FLOAT}{name}"
                 nodes.append(helper.make_node("Add", [f"{FLOAT}{name}", f"{ERROR}{name}"], [name]))
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del model.graph.node[:], model.graph.value_info[:]
-    model.graph.node.extend(kept)
+    model.graph.node.extend(copies)
     model.graph.input.extend(_float(f"{ERROR}{name}") for name in tensors)
     return model
 
@@ -369,14 +369,14 @@ def make_plain(model: onnx.ModelProto) -> bool:
     folded = _fold_constants(graph)
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
-    listed = len(inputs) < len(graph.input)
-    if listed:
+    has_surplus = len(inputs) < len(graph.input)
+    if has_surplus:
         del graph.input[:]
         graph.input.extend(inputs)
-    if folded or listed:
+    if folded or has_surplus:
         # Older versions want every weight among the inputs.
         model.ir_version = max(model.ir_version, 4)
-    return bool(unnamed or folded or listed)
+    return bool(unnamed or folded or has_surplus)
 
 
 def _fold_constants(graph: onnx.GraphProto) -> bool:
@@ -386,23 +386,23 @@ def _fold_constants(graph: onnx.GraphProto) -> bool:
     for value in graph.input:
         # A caller may replace it.
         weights.pop(value.name, None)
-    kept, before = [], len(graph.node)
+    rest, before = [], len(graph.node)
     for node in graph.node:
         tensor = None
         if node.output[0] not in outputs:
             shared = weights.get(node.input[0]) if node.op_type == "Identity" else None
             tensor = shared or _constant(node)
         if tensor is None:
-            kept.append(node)
+            rest.append(node)
         else:
             weight = graph.initializer.add()
             weight.CopyFrom(tensor)
             weight.name = node.output[0]
             weights[weight.name] = weight
-    if len(kept) < before:
+    if len(rest) < before:
         del graph.node[:]
-        graph.node.extend(kept)
-    return len(kept) < before
+        graph.node.extend(rest)
+    return len(rest) < before
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:

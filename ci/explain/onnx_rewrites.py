@@ -79,14 +79,14 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         if not conditions:
             return
         plain = optimized(self.model)
-        left = {name for node in plain.graph.node if node.op_type == "If" for name in node.output}
-        constant_ifs = [node for node in conditions if left.isdisjoint(node.output)]
+        if_outputs = {name for node in plain.graph.node if node.op_type == "If" for name in node.output}
+        constant_ifs = [node for node in conditions if if_outputs.isdisjoint(node.output)]
         if constant_ifs:
             self.model = plain
         for node in constant_ifs:
             self.note(need, self.place_of(node))
 
-    def found(self, need: Need) -> Iterator[Sequence[OnnxMatch]]:
+    def matches_of(self, need: Need) -> Iterator[Sequence[OnnxMatch]]:
         if need.rewrite in REWRITES and (matches := list(REWRITES[need.rewrite](self))):
             self.operand_values = self.values([name for match in matches for name in match.operands])
             yield matches
@@ -100,10 +100,10 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         graph = self.model.graph
         for node in _unread(graph):
             graph.node.remove(node)
-        read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-        for weight in [tensor for tensor in graph.initializer if tensor.name not in read]:
+        reads = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+        for weight in [tensor for tensor in graph.initializer if tensor.name not in reads]:
             graph.initializer.remove(weight)
-        for value in [value for value in graph.value_info if value.name not in read]:
+        for value in [value for value in graph.value_info if value.name not in reads]:
             graph.value_info.remove(value)
         self.graph = OnnxGraph(self.model, self.samples)
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -140,27 +140,27 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         """Of tensors, by name, for each sample."""
         return values_of(self.model, self.samples, names)
 
-    def proved(self, match: OnnxMatch, need: Need, values: Sequence[Sample]) -> Writer:
+    def replacement(self, match: OnnxMatch, need: Need, values: Sequence[Sample]) -> Writer:
         """What is to stand for the node. Raises NotTheSame."""
-        written = Writer(match.node.name or match.node.output[0])
-        results = match.write(written)
+        writer = Writer(match.node.name or match.node.output[0])
+        results = match.write(writer)
         names = match.node.output[: len(results)]
         renamed = dict(zip(results, names, strict=True))
-        for node in written.nodes:
+        for node in writer.nodes:
             node.metadata_props.extend(match.node.metadata_props)
             for tensors in (node.output, node.input):
                 tensors[:] = [renamed.get(name, name) for name in tensors]
-        needed, _ = self.graph.needed(match.node.output[0], match.operands)
-        between = [node for node in self.model.graph.node if node.output[0] in needed]
+        ancestors, _ = self.graph.ancestors(match.node.output[0], match.operands)
+        between = [node for node in self.model.graph.node if node.output[0] in ancestors]
         prove(
             self._function(match.operands, names, between, []),
-            self._function(match.operands, names, written.nodes, written.weights),
+            self._function(match.operands, names, writer.nodes, writer.weights),
             [[np.asarray(sample[name]) for name in match.operands] for sample in values],
             need.values,
             need.bound,
             match.low,
         )
-        return written
+        return writer
 
     def _function(
         self,
@@ -170,8 +170,8 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         more: Sequence[onnx.TensorProto],
     ) -> Batch:
         """What these nodes compute of arrays of the operands."""
-        read = {name for node in nodes for name in node.input}.difference(operands)
-        weights = [tensor for name, tensor in self.constants.items() if name in read]
+        reads = {name for node in nodes for name in node.input}.difference(operands)
+        weights = [tensor for name, tensor in self.constants.items() if name in reads]
         outputs = [helper.make_empty_tensor_value_info(name) for name in names]
 
         def computed(inputs: Sequence[Sequence[Array]]) -> list[list[Array]]:
@@ -189,13 +189,13 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         return computed
 
     def put(self, match: OnnxMatch, need: Need) -> None:
-        written, graph = self.proved(match, need, self.operand_values), self.model.graph
+        writer, graph = self.replacement(match, need, self.operand_values), self.model.graph
         place = list(graph.node).index(match.node)
-        nodes = [*graph.node[:place], *written.nodes, *graph.node[place + 1 :]]
+        nodes = [*graph.node[:place], *writer.nodes, *graph.node[place + 1 :]]
         graph.ClearField("node")
         graph.node.extend(nodes)
-        graph.initializer.extend(written.weights)
-        for node in written.nodes:
+        graph.initializer.extend(writer.weights)
+        for node in writer.nodes:
             if node.domain:
                 allow(self.model, node.domain)
 
@@ -210,17 +210,17 @@ def allow(model: onnx.ModelProto, domain: str) -> None:
 
 
 def _unread(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    read = {value.name for value in graph.output}
+    reads = {value.name for value in graph.output}
     unread = []
     for node in reversed(graph.node):
-        if read.isdisjoint(node.output):
+        if reads.isdisjoint(node.output):
             unread.append(node)
         else:
-            read.update(node.input)
+            reads.update(node.input)
             for attribute in node.attribute:
                 for branch in [attribute.g] if attribute.HasField("g") else []:
-                    read.update(name for inner in branch.node for name in inner.input)
-                    read.update(value.name for value in branch.output)
+                    reads.update(name for inner in branch.node for name in inner.input)
+                    reads.update(value.name for value in branch.output)
     return unread
 
 
@@ -245,7 +245,7 @@ def search(name: str, *operators: str) -> Callable[[FindAt], FindAt]:
     return register
 
 
-def _read(model: RepairedOnnx, names: Iterable[str]) -> tuple[str, ...]:
+def _variables(model: RepairedOnnx, names: Iterable[str]) -> tuple[str, ...]:
     """Those that are no constants."""
     return tuple(name for name in dict.fromkeys(names) if name and model.constant(name) is None)
 
@@ -253,11 +253,11 @@ def _read(model: RepairedOnnx, names: Iterable[str]) -> tuple[str, ...]:
 @search("division-by-root", "Mul")
 def division_by_root(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
     makers = [(model.maker(name), place) for place, name in enumerate(node.input)]
-    found = [(maker.input[0], place) for maker, place in makers if maker and maker.op_type == "Reciprocal"]
-    if not found:
+    roots = [(maker.input[0], place) for maker, place in makers if maker and maker.op_type == "Reciprocal"]
+    if not roots:
         return None
-    by, of = found[0][0], node.input[1 - found[0][1]]
-    return OnnxMatch(node, _read(model, (of, by)), lambda put: [put("Div", of, by)])
+    by, of = roots[0][0], node.input[1 - roots[0][1]]
+    return OnnxMatch(node, _variables(model, (of, by)), lambda put: [put("Div", of, by)])
 
 
 @search("norm-as-scale-and-shift", "BatchNormalization")
@@ -285,9 +285,9 @@ def norm_as_scale_and_shift(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMa
     if not (shape := model.shape(x)):
         return None
     sizes = [1, -1, *[1] * (len(shape) - 2)]
-    by, added = factor.reshape(sizes), offset.reshape(sizes)
+    by, shifts = factor.reshape(sizes), offset.reshape(sizes)
     return OnnxMatch(
-        node, (x,), lambda put: [put("Add", put("Mul", x, put.constant(by)), put.constant(added))]
+        node, (x,), lambda put: [put("Add", put("Mul", x, put.constant(by)), put.constant(shifts))]
     )
 
 
@@ -306,29 +306,29 @@ def gelu_for_erf(model: RepairedOnnx, erf: onnx.NodeProto) -> OnnxMatch | None:
     return None
 
 
-def _is_gelu(x: Any, found: Any) -> bool:
+def _is_gelu(x: Any, y: Any) -> bool:
     from math import erf
 
-    wanted = x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
-    return bool(found.shape == wanted.shape and np.allclose(wanted, found, rtol=0, atol=NEAR))
+    gelu = x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+    return bool(y.shape == gelu.shape and np.allclose(gelu, y, rtol=0, atol=NEAR))
 
 
 def _following(model: RepairedOnnx, node: onnx.NodeProto, steps: int) -> list[onnx.NodeProto]:
-    found: dict[str, onnx.NodeProto] = {}
+    readers: dict[str, onnx.NodeProto] = {}
     now = [node]
     for _ in range(steps):
         now = [user for reader in now for user in model.users(reader.output[0])]
-        found |= {user.output[0]: user for user in now}
-    return list(found.values())
+        readers |= {user.output[0]: user for user in now}
+    return list(readers.values())
 
 
 def _only_of(model: RepairedOnnx, node: onnx.NodeProto, operand: str) -> bool:
-    todo, seen = [*node.input], {operand}
+    todo, names = [*node.input], {operand}
     while todo:
         name = todo.pop()
-        if name in seen or model.constant(name) is not None:
+        if name in names or model.constant(name) is not None:
             continue
-        seen.add(name)
+        names.add(name)
         maker = model.maker(name)
         if maker is None:
             return False
@@ -341,14 +341,14 @@ def depthwise_as_product(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch
     attributes, weight = attributes_of(node), model.constant(node.input[1])
     if weight is None or weight.ndim != 4 or weight.shape[1:] != (1, 1, 1):
         return None
-    moved = set(attributes.get("strides", [1])) != {1} or any(attributes.get("pads", [0]))
-    if attributes.get("group", 1) != weight.shape[0] or moved:
+    resizes = set(attributes.get("strides", [1])) != {1} or any(attributes.get("pads", [0]))
+    if attributes.get("group", 1) != weight.shape[0] or resizes:
         return None
-    added = model.constant(node.input[2]) if len(node.input) > 2 else None
+    bias = model.constant(node.input[2]) if len(node.input) > 2 else None
 
     def write(put: Writer) -> list[str]:
         product = put("Mul", node.input[0], put.constant(weight.reshape(1, -1, 1, 1)))
-        return [product if added is None else put("Add", product, put.constant(added.reshape(1, -1, 1, 1)))]
+        return [product if bias is None else put("Add", product, put.constant(bias.reshape(1, -1, 1, 1)))]
 
     return OnnxMatch(node, (node.input[0],), write)
 
@@ -360,10 +360,10 @@ def fewer_dimensions(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | N
     if permuted is None or first is None or (permuted.op_type, first.op_type) != ("Transpose", "Reshape"):
         return None
     x, shape, last = first.input[0], model.shape(first.output[0]), model.shape(node.output[0])
-    whole = list(attributes_of(permuted)["perm"])
-    if len(whole) <= HTP_DIMENSIONS or not (shape and last):
+    permutation = list(attributes_of(permuted)["perm"])
+    if len(permutation) <= HTP_DIMENSIONS or not (shape and last):
         return None
-    sizes, order = merged(shape, whole)
+    sizes, order = merged(shape, permutation)
 
     def write(put: Writer) -> list[str]:
         reshaped = put("Reshape", x, put.constant(sizes, np.int64))
@@ -395,16 +395,16 @@ def recurrent_cell_by_cell(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMat
             ends = [put.constant([end], np.int64) for end in (number * size, (number + 1) * size, 1)]
             return put("Slice", value, *ends)
 
-        def added(inner: str, hidden: str, number: int) -> str:
+        def gate(inner: str, hidden: str, number: int) -> str:
             return put("Add", part(inner, number), part(hidden, number))
 
         def cell(inner: str, hidden: str, states: list[str]) -> list[str]:
             if is_lstm:
-                enter, leave, forget = (put("Sigmoid", added(inner, hidden, number)) for number in range(3))
-                kept = put("Mul", forget, states[1])
-                state = put("Add", kept, put("Mul", enter, put("Tanh", added(inner, hidden, 3))))
+                enter, leave, forget = (put("Sigmoid", gate(inner, hidden, number)) for number in range(3))
+                memory = put("Mul", forget, states[1])
+                state = put("Add", memory, put("Mul", enter, put("Tanh", gate(inner, hidden, 3))))
                 return [put("Mul", leave, put("Tanh", state)), state]
-            update, reset = (put("Sigmoid", added(inner, hidden, number)) for number in range(2))
+            update, reset = (put("Sigmoid", gate(inner, hidden, number)) for number in range(2))
             new = put("Tanh", put("Add", part(inner, 2), put("Mul", reset, part(hidden, 2))))
             return [put("Add", new, put("Mul", update, put("Sub", states[0], new)))]
 
@@ -424,8 +424,8 @@ def recurrent_cell_by_cell(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMat
                 hidden = put("Add", put("MatMul", states[0], of_state), biases[1])
                 states = cell(inner, hidden, states)
                 outputs[step].append(states[0])
-            for kept, state in zip(lasts, states, strict=True):
-                kept.append(state)
+            for last, state in zip(lasts, states, strict=True):
+                last.append(state)
         first = put.constant([0], np.int64)
 
         def stacked(tensors: Sequence[str]) -> str:
@@ -435,7 +435,7 @@ def recurrent_cell_by_cell(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMat
         results = [stacked([stacked(of_step) for of_step in outputs]), *map(stacked, lasts)]
         return results[: len(node.output)]
 
-    return OnnxMatch(node, _read(model, (names[0], *names[5:7])), write)
+    return OnnxMatch(node, _variables(model, (names[0], *names[5:7])), write)
 
 
 @search("matmul-for-einsum", "Einsum")
@@ -456,20 +456,20 @@ def matmul_for_einsum(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | 
         parts = []
         for x, shape, part in zip(node.input, shapes, product.parts, strict=True):
             axes = put.constant(part.summed, np.int64) if part.summed else ""
-            whole = put("ReduceSum", x, axes, keepdims=0) if axes else x
-            left = [size for axis, size in enumerate(shape) if axis not in part.summed]
-            parts.append(shaped(turned(whole, part.order), [left[axis] for axis in part.order], part.sizes))
+            total = put("ReduceSum", x, axes, keepdims=0) if axes else x
+            rest = [size for axis, size in enumerate(shape) if axis not in part.summed]
+            parts.append(shaped(turned(total, part.order), [rest[axis] for axis in part.order], part.sizes))
         result = shaped(put("MatMul", *parts), product.matrix, product.sizes)
         return [turned(result, product.order)]
 
-    return OnnxMatch(node, _read(model, node.input), write)
+    return OnnxMatch(node, _variables(model, node.input), write)
 
 
 def optimized(model: onnx.ModelProto) -> onnx.ModelProto:
     """As ONNX Runtime folds its constants, with the operator sets that it uses."""
     plain = folded(model)
-    used = {node.domain for node in plain.graph.node}
-    imported = [opset for opset in plain.opset_import if opset.domain in used]
+    domains = {node.domain for node in plain.graph.node}
+    imported = [opset for opset in plain.opset_import if opset.domain in domains]
     plain.ClearField("opset_import")
     plain.opset_import.extend(imported)
     return plain

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.explain.lane import explainer, measured
+from ci.explain.lane import explainer, outcome_of
 from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.output import file_line, keep_origins, require_own, writing_into
@@ -54,43 +54,43 @@ def fewest_of(model: OneModel, only: tuple[str, ...] | None, before: Outcome) ->
     that were tried. `only` for these faults, if any is named; `before` is what it is without them."""
     lane = explainer(model)
     rewritten = lane.rewritten(model, only)
-    all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.made))
-    known: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
+    all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.places))
+    trials: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
 
-    def outcome_of(chosen: Rules) -> Outcome:
-        if chosen not in known:
-            rules = tuple(rule for names in chosen for rule in names)
-            part = rewritten if chosen == all_rules else lane.rewritten(model, rules)
+    def outcome_with(choice: Rules) -> Outcome:
+        if choice not in trials:
+            rules = tuple(rule for names in choice for rule in names)
+            part = rewritten if choice == all_rules else lane.rewritten(model, rules)
             candidate = of_rewritten(model, part)
-            known[chosen] = part, measured(candidate) if candidate else before
+            trials[choice] = part, outcome_of(candidate) if candidate else before
             if len(all_rules) > 1:
-                sys.stderr.write(f"  with {', '.join(rules)}: {known[chosen][1].in_words()}\n")
-        return known[chosen][1]
+                sys.stderr.write(f"  with {', '.join(rules)}: {trials[choice][1].in_words()}\n")
+        return trials[choice][1]
 
-    kept: Rules = ()
+    winner: Rules = ()
     best = before
-    if all_rules and (together := outcome_of(all_rules)).improves_on(before):
-        kept, best = all_rules, together
+    if all_rules and (together := outcome_with(all_rules)).improves_on(before):
+        winner, best = all_rules, together
     # Together they may do harm.
-    for rules in all_rules if not kept else ():
-        if (result := outcome_of((*kept, rules))).improves_on(best):
-            kept, best = (*kept, rules), result
+    for rules in all_rules if not winner else ():
+        if (result := outcome_with((*winner, rules))).improves_on(best):
+            winner, best = (*winner, rules), result
 
     def first(parts: Iterable[Rules]) -> Rules | None:
-        return next((part for part in parts if not best.improves_on(outcome_of(part))), None)
+        return next((part for part in parts if not best.improves_on(outcome_with(part))), None)
 
-    kept = smallest(kept, first)
-    chosen, after = known[kept]
+    winner = smallest(winner, first)
+    rewrite, after = trials[winner]
     refused = [change for change in rewritten.changes if change.refused]
     words = f"it gains nothing on the emulator: {after.in_words()} without it"
-    refused += [replace(change, refused=words) for change in rewritten.made if change.rules not in kept]
-    with_all = known[all_rules][1] if all_rules else None
-    return Repair(model, before, chosen, with_all, after if kept else None, refused)
+    refused += [replace(change, refused=words) for change in rewritten.places if change.rules not in winner]
+    with_all = trials[all_rules][1] if all_rules else None
+    return Repair(model, before, rewrite, with_all, after if winner else None, refused)
 
 
 def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
     """The rewritten model, with the samples of the first; None if nothing was rewritten."""
-    if not rewritten.model or not rewritten.made:
+    if not rewritten.model or not rewritten.places:
         return None
     # Its nodes have other names, and one chip is enough for a trial.
     alone: dict[str, Any] = {"keep_on_cpu": (), "embed": False}
@@ -109,14 +109,14 @@ FLOOR = "30dB"
 
 def repair_model(model: OneModel, only: tuple[str, ...] | None, report: ModelReport) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
-    repair = fewest_of(model, only, measured(model))
+    repair = fewest_of(model, only, outcome_of(model))
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
     files = _write(repair, report) if after else []
     answer.add(
         model=model.typed,
         soc=model.selection.soc,
-        changes=[asdict(change) for change in rewritten.made],
+        changes=[asdict(change) for change in rewritten.places],
         refused=[asdict(change) for change in repair.refused],
         before=_answered(repair.before),
         after=_answered(after) if after else None,
@@ -131,12 +131,12 @@ def repair_model(model: OneModel, only: tuple[str, ...] | None, report: ModelRep
 def _report(repair: Repair, report: ModelReport) -> None:
     now = repair.now
     if not now.green:
-        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.model.typed}, which"
-        report.fail(f"{whose}: {now.reason}", now.fix)
+        subject = "the rewritten model" if repair.after else f"no rewrite repairs {repair.model.typed}, which"
+        report.fail(f"{subject}: {now.reason}", now.fix)
 
 
 def _as_text(repair: Repair) -> Iterator[str]:
-    changes, refused, rows = repair.rewritten.made, repair.refused, repair.rows
+    changes, refused, rows = repair.rewritten.places, repair.refused, repair.rows
     if changes:
         yield "rewritten, and proved the same on the CPU:"
         yield from _of_changes(changes)
@@ -182,14 +182,14 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     with writing_into(output.absolute(), model.selection.store) as (new, publish):
         require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
         shutil.copyfile(rewritten.model, new / path.name)
-        (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")
+        (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.places)) + "\n", encoding="utf-8")
         if rewritten.samples and not samples:
             samples, inferences = str(output / f"{stem}-samples"), rewritten.compared or inferences
             shutil.copytree(rewritten.samples, new / f"{stem}-samples")
             shutil.rmtree(samples, ignore_errors=True)
-        written = publish([*new.iterdir()])
-        keep_origins(written, model.typed)
-    files = [path for path in written if path.is_file()]
+        paths = publish([*new.iterdir()])
+        keep_origins(paths, model.typed)
+    files = [path for path in paths if path.is_file()]
     report.wrote(files)
     for file in files:
         print(file_line(file))

@@ -85,7 +85,7 @@ class Rewritten:
     """How many of them judge it, as they judge the first model."""
 
     @property
-    def made(self) -> list[RewrittenPlace]:
+    def places(self) -> list[RewrittenPlace]:
         return [change for change in self.changes if not change.refused]
 
 
@@ -112,9 +112,9 @@ class Match(Generic[N, V]):
 class Repaired(ABC, Generic[N, V]):
     """A model while it is rewritten, with what was changed and what was refused."""
 
-    def __init__(self, wanted: Sequence[Sequence[Array]]) -> None:
-        """`wanted` are the model's outputs for its samples."""
-        self.wanted = wanted
+    def __init__(self, originals: Sequence[Sequence[Array]]) -> None:
+        """`originals` are the model's outputs for its samples."""
+        self.originals = originals
         self.changes: list[RewrittenPlace] = []
 
     @property
@@ -126,7 +126,7 @@ class Repaired(ABC, Generic[N, V]):
         """Its name, and the line of the model that it is of."""
 
     @abstractmethod
-    def found(self, need: Need) -> Iterator[Sequence[Match[N, V]]]:
+    def matches_of(self, need: Need) -> Iterator[Sequence[Match[N, V]]]:
         """The places for a rewrite, in groups that do not touch each other."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Repaired(ABC, Generic[N, V]):
 
     def apply(self, needs: Sequence[Need]) -> None:
         for need in needs:
-            for matches in self.found(need):
+            for matches in self.matches_of(need):
                 self._rewrite(need, matches)
                 self.settle()
         if self.rewritten:
@@ -165,7 +165,7 @@ class Repaired(ABC, Generic[N, V]):
     def _judge(self) -> None:
         """Refuse all changes if the whole model with them gives something else for its samples."""
         try:
-            for before, after in zip(self.wanted, self.outputs(), strict=True):
+            for before, after in zip(self.originals, self.outputs(), strict=True):
                 scale = max(float(abs(array.astype("f8")).max(initial=0)) for array in before)
                 require_same(before, after, WHOLE_BOUND, scale)
         except NotTheSame as error:
@@ -194,8 +194,8 @@ def needs_of(
             due.setdefault(fix.rewrite, []).append(fix)
     needs = []
     for rewrite, fixes in due.items():
-        if here := [fix for fix in fixes if _is_here(faults.get(fix.rule), versions)]:
-            needs.append(Need.of(rewrite, here))
+        if active_fixes := [fix for fix in fixes if _is_here(faults.get(fix.rule), versions)]:
+            needs.append(Need.of(rewrite, active_fixes))
         else:
             words = "; ".join(
                 f"{fault.id} is of {fault.product} {fault.versions}, and this is {versions[fault.product]}"
@@ -209,7 +209,7 @@ def _is_here(fault: Fault | None, versions: Mapping[str, str]) -> bool:
     return fault is None or fault.concerns(fault.product, versions[fault.product])
 
 
-def tried(samples: Sequence[Sequence[Array]], values: Sequence[float], low: float) -> Iterator[list[Array]]:
+def probes(samples: Sequence[Sequence[Array]], values: Sequence[float], low: float) -> Iterator[list[Array]]:
     """Inputs to prove by: those of the samples, then zeros, the ends of the range, larger ones, the fault's
     values, and drawn ones. Whole numbers stay within their range. `low` is the least allowed value."""
     import numpy as np
@@ -237,13 +237,13 @@ def tried(samples: Sequence[Sequence[Array]], values: Sequence[float], low: floa
         yield arrays
 
 
-def require_same(wanted: Sequence[Array], found: Sequence[Array], bound: float, scale: float) -> None:
+def require_same(originals: Sequence[Array], results: Sequence[Array], bound: float, scale: float) -> None:
     """`scale` is the size of the sample's values: smaller ones are held to a part of it."""
     import numpy as np
 
-    if len(wanted) != len(found):
-        raise NotTheSame(f"{len(found)} outputs, where the model has {len(wanted)}")
-    for old, new in zip(wanted, found, strict=True):
+    if len(originals) != len(results):
+        raise NotTheSame(f"{len(results)} outputs, where the model has {len(originals)}")
+    for old, new in zip(originals, results, strict=True):
         if old.shape != new.shape or old.dtype != new.dtype:
             raise NotTheSame(
                 f"{new.dtype}{list(new.shape)}, where the model has {old.dtype}{list(old.shape)}"
@@ -271,11 +271,11 @@ def prove(
     low: float = float("-inf"),
 ) -> None:
     """Compute both for all inputs that are tried. Raises NotTheSame."""
-    inputs = list(tried(samples, values, low))
-    wanted = old(inputs)
-    own = [array[array == array] for outputs in wanted[: len(samples)] for array in outputs]
+    inputs = list(probes(samples, values, low))
+    originals = old(inputs)
+    own = [array[array == array] for outputs in originals[: len(samples)] for array in outputs]
     scale = max(float(abs(array).max(initial=0)) for array in own)
-    for before, after in zip(wanted, new(inputs), strict=True):
+    for before, after in zip(originals, new(inputs), strict=True):
         require_same(before, after, bound, scale)
 
 
@@ -284,10 +284,10 @@ def merged(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[
     neighbours are one."""
     order = [axis for axis in order if shape[axis] > 1]
     groups: list[list[int]] = []
-    kept = sorted(order)
+    axes = sorted(order)
     for axis in order:
-        place = kept.index(axis)
-        if groups and place and groups[-1][-1] == kept[place - 1]:
+        place = axes.index(axis)
+        if groups and place and groups[-1][-1] == axes[place - 1]:
             groups[-1].append(axis)
         else:
             groups.append([axis])
@@ -337,9 +337,8 @@ def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> MatrixProduct 
     if not same or any(len({*word}) != len(word) for word in (*words, result)):
         return None
     common_letters = [letter for letter in words[0] if letter in words[1]]
-    batch, common = (
-        [letter for letter in common_letters if (letter in result) is kept] for kept in (True, False)
-    )
+    batch = [letter for letter in common_letters if letter in result]
+    common = [letter for letter in common_letters if letter not in result]
     alone = [
         [letter for letter in word if letter not in common_letters and letter in result] for word in words
     ]
@@ -348,9 +347,9 @@ def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> MatrixProduct 
         return [*map(size.__getitem__, batch), *(math.prod(map(size.__getitem__, part)) for part in parts)]
 
     def factor(word: str, *parts: Sequence[str]) -> Factor:
-        left = [letter for letter in word if letter in common_letters or letter in result]
-        summed = [axis for axis, letter in enumerate(word) if letter not in left]
-        order = [left.index(letter) for letter in (*batch, *parts[0], *parts[1])]
+        rest = [letter for letter in word if letter in common_letters or letter in result]
+        summed = [axis for axis, letter in enumerate(word) if letter not in rest]
+        order = [rest.index(letter) for letter in (*batch, *parts[0], *parts[1])]
         return Factor(summed, order, sizes(*parts))
 
     letters = [*batch, *alone[0], *alone[1]]

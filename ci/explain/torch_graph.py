@@ -113,30 +113,30 @@ class TorchGraph(Graph):
         return ranges
 
     def ending_at(self, name: str) -> TorchGraph:
-        whole = copy.deepcopy(self.module)
-        end = next(node for node in whole.graph.nodes if node.name == self.end_of(name))
-        (output,) = whole.graph.find_nodes(op="output")
+        module = copy.deepcopy(self.module)
+        end = next(node for node in module.graph.nodes if node.name == self.end_of(name))
+        (output,) = module.graph.find_nodes(op="output")
         output.args = ((end,),)
         # An operator that works in place is never dead code: behind the end, it would change the output.
         while (last := output.prev) is not end:
-            whole.graph.erase_node(last)
+            module.graph.erase_node(last)
         if name not in self.operators and end.meta["val"].dtype != torch.bool:
             # As another operator reads it: a cast that comes last is right, and else may not be.
-            with whole.graph.inserting_before(output):
-                more = whole.graph.call_function(torch.ops.aten.add.Tensor, (end, 1))
-                output.args = ((whole.graph.call_function(torch.ops.aten.sub.Tensor, (more, 1)),),)
-        return self._settled(whole)
+            with module.graph.inserting_before(output):
+                more = module.graph.call_function(torch.ops.aten.add.Tensor, (end, 1))
+                output.args = ((module.graph.call_function(torch.ops.aten.sub.Tensor, (more, 1)),),)
+        return self._settled(module)
 
     def showing(self, names: Sequence[str]) -> TorchGraph:
-        whole = copy.deepcopy(self.module)
-        nodes = {node.name: node for node in whole.graph.nodes}
-        (output,) = whole.graph.find_nodes(op="output")
+        module = copy.deepcopy(self.module)
+        nodes = {node.name: node for node in module.graph.nodes}
+        (output,) = module.graph.find_nodes(op="output")
         results = list(output.all_input_nodes)
         for end in (nodes[self.end_of(name)] for name in names):
-            with whole.graph.inserting_after(end):
-                results.append(whole.graph.call_function(torch.ops.aten.clone.default, (end,)))
+            with module.graph.inserting_after(end):
+                results.append(module.graph.call_function(torch.ops.aten.clone.default, (end,)))
         output.args = (tuple(results),)
-        return self._settled(whole)
+        return self._settled(module)
 
     def _settled(self, module: Any) -> TorchGraph:
         module.graph.set_codegen(torch.fx.graph.CodeGen())
@@ -256,12 +256,12 @@ def worst_losses(
     float model's nodes."""
     graph, ours = TorchGraph(quantized, [tuple(sample)]), outputs_of(quantized, sample)
 
-    def measured(name: str) -> float | None:
-        wanted, value = floats.get(name), ours.get(name)
+    def decibels_of(name: str) -> float | None:
+        exact, value = floats.get(name), ours.get(name)
         if folded.get(name, "") not in ours:
-            wanted = floats.get(folded.get(name, name))
-        if wanted is None or value is None or wanted.shape != value.shape:
+            exact = floats.get(folded.get(name, name))
+        if exact is None or value is None or exact.shape != value.shape:
             return None
-        return decibels(float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum()))
+        return decibels(float((exact.double() ** 2).sum()), float(((value - exact).double() ** 2).sum()))
 
-    return losses_of(graph, measured)
+    return losses_of(graph, decibels_of)

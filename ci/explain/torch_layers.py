@@ -27,7 +27,7 @@ from ci.explain.torch_rewrites import (
 from ci.explain.torch_rewriting import NodeMatch, Registry, RepairedModule
 
 LAYERS = Registry()
-each, one, search = LAYERS.each, LAYERS.one, LAYERS.search
+find_at, one, search = LAYERS.find_at, LAYERS.one, LAYERS.search
 
 
 def _has_equal_bags(model: RepairedModule, node: Node) -> bool:
@@ -86,7 +86,7 @@ def _constants(values: Sequence[Tensor], x: Tensor) -> list[Tensor]:
     return [value.reshape(-1, *[1] * (x.dim() - 2)) for value in values]
 
 
-@each("norm-folded", aten.batch_norm.default)
+@find_at("norm-folded", aten.batch_norm.default)
 def norm_folded(model: RepairedModule, node: Node) -> NodeMatch | None:
     """QNN takes a larger epsilon for a smaller one."""
     conv, epsilon = node.args[0], float(str(node.args[7]))
@@ -97,26 +97,26 @@ def norm_folded(model: RepairedModule, node: Node) -> NodeMatch | None:
     if not isinstance(conv, Node) or "transpose" in str(conv.target):
         return None
 
-    def known(place: Any) -> Any:
+    def value_of(place: Any) -> Any:
         return model.value(place) if isinstance(place, Node) else place
 
-    scale, shift, mean, var = (known(place) for place in node.args[1:5])
-    bias = known(conv.args[2]) if len(conv.args) > 2 else None
-    weight, added = fuse_conv_bn_weights(known(conv.args[1]), bias, mean, var, epsilon, scale, shift)
+    scale, shift, mean, var = (value_of(place) for place in node.args[1:5])
+    bias = value_of(conv.args[2]) if len(conv.args) > 2 else None
+    weight, offset = fuse_conv_bn_weights(value_of(conv.args[1]), bias, mean, var, epsilon, scale, shift)
     rest, target = conv.args[3:], callable_of(conv)
-    return NodeMatch(node, (conv.all_input_nodes[0],), lambda x: target(x, weight.data, added.data, *rest))
+    return NodeMatch(node, (conv.all_input_nodes[0],), lambda x: target(x, weight.data, offset.data, *rest))
 
 
 @search("bias-for-each-call")
 def bias_for_each_call(model: RepairedModule) -> Iterator[NodeMatch]:
-    seen = set[Any]()
+    targets = set[Any]()
     for node in model.all_of(aten.linear.default, *CONVOLUTIONS):
         bias = node.args[2] if len(node.args) > 2 else None
         if not isinstance(bias, Node) or bias.op != "get_attr":
             continue
-        if bias.target in seen:
+        if bias.target in targets:
             yield model.call(node, partial(_with_own_bias, node.target))
-        seen.add(bias.target)
+        targets.add(bias.target)
 
 
 def _with_own_bias(target: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Any:
@@ -126,19 +126,19 @@ def _with_own_bias(target: Callable[..., Any], x: Tensor, weight: Tensor, bias: 
 NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
 
 
-@each("nearest-by-index", *NEAREST)
+@find_at("nearest-by-index", *NEAREST)
 def nearest_by_index(model: RepairedModule, node: Node) -> NodeMatch | None:
     sizes = zip(shape_of(model, node)[2:], shape_of(model, node.args[0])[2:], strict=True)
     if not any(new % old for new, old in sizes):
         return None
     places = _places(model, node)
 
-    def taken(x: Tensor, *_: Any) -> Tensor:
+    def select(x: Tensor, *_: Any) -> Tensor:
         for axis, of_axis in enumerate(places, 2):
             x = torch.index_select(x, axis, of_axis)
         return x
 
-    return model.call(node, taken)
+    return model.call(node, select)
 
 
 def _places(model: RepairedModule, node: Node) -> list[Tensor]:
@@ -173,7 +173,7 @@ def _for_each(value: Any, count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
-@each("pool-as-convolution", *AVERAGES)
+@find_at("pool-as-convolution", *AVERAGES)
 def pool_as_convolution(model: RepairedModule, node: Node) -> NodeMatch | None:
     """Of windows that reach over the edge. Those that move by one are right, unless what is padded does not
     count."""
@@ -263,8 +263,8 @@ def cut_before_pad(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) -> T
         before, after = (max(-amount, 0) for amount in pads[place : place + 2])
         if before or after:
             x = x.narrow(axis, before, x.shape[axis] - before - after)
-    added = [max(amount, 0) for amount in pads]
-    return aten.pad.default(x, added, *rest, **more) if any(added) else x
+    widths = [max(amount, 0) for amount in pads]
+    return aten.pad.default(x, widths, *rest, **more) if any(widths) else x
 
 
 def _repeats_its_border(_: RepairedModule, node: Node) -> bool:
@@ -346,7 +346,7 @@ def depthwise_as_product(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any
     return product if bias is None else product + bias.detach().clone().reshape(-1, 1, 1)
 
 
-@each("recurrent-cell-by-cell", aten.lstm.input, aten.gru.input)
+@find_at("recurrent-cell-by-cell", aten.lstm.input, aten.gru.input)
 def recurrent_cell_by_cell(model: RepairedModule, node: Node) -> NodeMatch:
     state: Any = node.args[1]
     first = state if isinstance(state, list | tuple) else [state]
@@ -354,7 +354,7 @@ def recurrent_cell_by_cell(model: RepairedModule, node: Node) -> NodeMatch:
     return model.call(node, _recurrent(node.target is aten.lstm.input, empty, reads_of(node)))
 
 
-@each("recurrent-cell-by-cell", aten.lstm_cell.default, aten.gru_cell.default)
+@find_at("recurrent-cell-by-cell", aten.lstm_cell.default, aten.gru_cell.default)
 def cell_in_parts(model: RepairedModule, node: Node) -> NodeMatch:
     return model.call(node, partial(_cell, node.target is aten.lstm_cell.default, reads_of(node)))
 
@@ -391,10 +391,10 @@ def _recurrent(is_lstm: bool, empty: bool, reads: set[Any]) -> Callable[..., Any
                 steps = x.unbind(0)[:: -1 if way else 1]
                 hiddens, last = _steps(is_lstm, steps, begin, weights[place * count : (place + 1) * count])
                 outputs.append(torch.stack(hiddens[:: -1 if way else 1]))
-                for kept, tensor in zip(lasts, last, strict=True):
-                    kept.append(tensor)
+                for row, tensor in zip(lasts, last, strict=True):
+                    row.append(tensor)
             x = torch.cat(outputs, -1) if two_ways else outputs[0]
-        results = [x.transpose(0, 1) if batch_first else x, *(torch.stack(kept) for kept in lasts)]
+        results = [x.transpose(0, 1) if batch_first else x, *(torch.stack(row) for row in lasts)]
         return tuple(result if number in reads else None for number, result in enumerate(results))
 
     return write
@@ -428,9 +428,9 @@ def _lstm(gates: Tensor, state: Sequence[Tensor] | None) -> list[Tensor]:
 
 def _gru(inner: Tensor, hidden: Tensor, state: Sequence[Tensor] | None) -> list[Tensor]:
     (reset, update, new), (of_reset, of_update, of_new) = inner.chunk(3, -1), hidden.chunk(3, -1)
-    kept = torch.sigmoid(update + of_update)
-    made = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
-    return [made - kept * made if state is None else made - kept * made + kept * state[0]]
+    gate = torch.sigmoid(update + of_update)
+    cell = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
+    return [cell - gate * cell if state is None else cell - gate * cell + gate * state[0]]
 
 
 # Rewrites of single nodes that one expression says.

@@ -19,7 +19,7 @@ from ci.explain.torch_rewriting import NodeMatch, Registry, RepairedModule
 aten: Any = torch.ops.aten
 REWRITES = Registry()
 """Those of operators."""
-each, one, search = REWRITES.each, REWRITES.one, REWRITES.search
+find_at, one, search = REWRITES.find_at, REWRITES.one, REWRITES.search
 
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 CONVOLUTIONS = (
@@ -59,7 +59,7 @@ def _sizes(arguments: Sequence[Any]) -> Sequence[int]:
     return arguments[0] if arguments else ()
 
 
-@each("gelu-for-erf", aten.erf.default)
+@find_at("gelu-for-erf", aten.erf.default)
 def gelu_for_erf(model: RepairedModule, erf: Node) -> NodeMatch | None:
     scaled = erf.args[0]
     if not isinstance(scaled, Node) or scaled.target not in (aten.div.Tensor, aten.mul.Tensor):
@@ -75,12 +75,12 @@ def gelu_for_erf(model: RepairedModule, erf: Node) -> NodeMatch | None:
 
 def _following(node: Node, steps: int) -> list[Node]:
     """The nodes that read its value, in the order of the graph."""
-    found: dict[Node, None] = {}
+    readers: dict[Node, None] = {}
     now = [node]
     for _ in range(steps):
         now = [user for reader in now for user in reader.users]
-        found |= dict.fromkeys(user for user in now if user.op == "call_function")
-    return list(found)
+        readers |= dict.fromkeys(user for user in now if user.op == "call_function")
+    return list(readers)
 
 
 POSITIVE = (aten.exp.default, aten.sigmoid.default, aten.softmax.int)
@@ -112,12 +112,12 @@ LOGARITHMS = {
 }
 
 
-@each("log-of-larger", *LOGARITHMS)
+@find_at("log-of-larger", *LOGARITHMS)
 def log_of_larger(model: RepairedModule, node: Node) -> NodeMatch | None:
-    x, (log, added) = node.all_input_nodes[0], LOGARITHMS[callable_of(node)]
+    x, (log, offset) = node.all_input_nodes[0], LOGARITHMS[callable_of(node)]
     if x.target is aten.mul.Tensor and x.args[1] == LARGER_BY:
         return None
-    return model.call(node, lambda x: log(x * LARGER_BY) - added)
+    return model.call(node, lambda x: log(x * LARGER_BY) - offset)
 
 
 def _is_of_two(model: RepairedModule, node: Node) -> bool:
@@ -125,7 +125,7 @@ def _is_of_two(model: RepairedModule, node: Node) -> bool:
     return reads_of(node) == {0} and values[0].dim() > 0 and values[0].shape[0] == 2
 
 
-@each("matmul-for-einsum", aten.einsum.default)
+@find_at("matmul-for-einsum", aten.einsum.default)
 def matmul_for_einsum(model: RepairedModule, node: Node) -> NodeMatch | None:
     tensors: Any = node.args[1]
     shapes = [shape_of(model, operand) for operand in tensors]
@@ -135,8 +135,8 @@ def matmul_for_einsum(model: RepairedModule, node: Node) -> NodeMatch | None:
     def write(_equation: str, operands: Sequence[Tensor], *_: Any) -> Tensor:
         parts = []
         for x, part in zip(operands, product.parts, strict=True):
-            whole = x.sum(part.summed) if part.summed else x
-            turned = whole if part.order == sorted(part.order) else whole.permute(part.order)
+            total = x.sum(part.summed) if part.summed else x
+            turned = total if part.order == sorted(part.order) else total.permute(part.order)
             parts.append(turned if part.sizes == [*turned.shape] else turned.reshape(part.sizes))
         result = torch.matmul(*parts)
         result = result if product.sizes == [*result.shape] else result.reshape(product.sizes)
@@ -200,7 +200,7 @@ RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 COPIES = (aten.contiguous.default, aten.clone.default)
 
 
-@each("fewer-dimensions", *RESHAPES)
+@find_at("fewer-dimensions", *RESHAPES)
 def fewer_dimensions(model: RepairedModule, node: Node) -> NodeMatch | None:
     permuted = node.args[0]
     while isinstance(permuted, Node) and permuted.target in COPIES:
@@ -222,7 +222,7 @@ IMAGE = 4
 """Dimensions of a batch of images."""
 
 
-@each(
+@find_at(
     "activation-of-fewer-dimensions",
     *(aten.elu.default, aten.hardswish.default, aten.log_sigmoid.default, aten.rms_norm.default),
 )
@@ -255,7 +255,7 @@ def group_norm_of_images(x: Tensor, *rest: Any) -> Tensor:
     return result.reshape(x.shape)
 
 
-@each("selects-for-unbind", aten.unbind.int)
+@find_at("selects-for-unbind", aten.unbind.int)
 def selects_for_unbind(model: RepairedModule, node: Node) -> NodeMatch | None:
     dim, reads = int(str(node.args[1])) if len(node.args) > 1 else 0, reads_of(node)
     several = shape_of(model, node.args[0])[1:2] not in ((), (1,))
@@ -264,7 +264,7 @@ def selects_for_unbind(model: RepairedModule, node: Node) -> NodeMatch | None:
     return model.call(node, lambda x, *_: tuple(x[i] if i in reads else None for i in range(len(x))))
 
 
-@each("sort-along-the-last", aten.sort.default)
+@find_at("sort-along-the-last", aten.sort.default)
 def sort_along_the_last(model: RepairedModule, node: Node) -> NodeMatch | None:
     reads = reads_of(node)
 
@@ -283,7 +283,7 @@ MOVES = (
 """What moves integers without computing, and is refused for indices of int64."""
 
 
-@each("indices-as-int32", *MOVES)
+@find_at("indices-as-int32", *MOVES)
 def indices_as_int32(model: RepairedModule, node: Node) -> NodeMatch | None:
     part, move = node.args[0], callable_of(node)
     if not isinstance(part, Node) or part.target is not getitem:
@@ -297,7 +297,7 @@ def is_cast_to_float(model: RepairedModule, node: Node) -> bool:
     return node.target in CASTS and bool(model.value(node).is_floating_point())
 
 
-@each("cast-before-moves", *CASTS)
+@find_at("cast-before-moves", *CASTS)
 def cast_before_moves(model: RepairedModule, node: Node) -> NodeMatch | None:
     """Of an input of int64: a program moves it as int32."""
     source, moves = node.args[0], list[Node]()

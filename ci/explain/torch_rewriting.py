@@ -48,14 +48,14 @@ class RepairedModule(Repaired[Node, Node]):
         self.rewrites, self.weights = rewrites, computed_weights(model.requires_grad_(False))
         super().__init__([_arrays(model, sample) for sample in samples])
         self.samples = [copied(sample) for sample in samples]
-        whole = with_constant_weights(model) if self.weights else model
+        source = with_constant_weights(model) if self.weights else model
         self.module: GraphModule = _plain(
-            torch.export.export(whole, copied(samples[0]), strict=True).module()
+            torch.export.export(source, copied(samples[0]), strict=True).module()
         )
         self.values: list[dict[Node, Any]] = []
         self.stands_for: dict[Node, Node] = {}
         """What was put in the place of a node."""
-        self.written: set[Node] = set()
+        self.in_place_nodes: set[Node] = set()
         """What is changed in place, perhaps by what depends on an input."""
         self.settle()
 
@@ -65,7 +65,7 @@ class RepairedModule(Repaired[Node, Node]):
     def outputs(self) -> list[list[Array]]:
         return [_arrays(self.module, sample) for sample in self.samples]
 
-    def found(self, need: Need) -> Iterator[Sequence[NodeMatch]]:
+    def matches_of(self, need: Need) -> Iterator[Sequence[NodeMatch]]:
         if need.rewrite == WEIGHTS:
             for name, call in self.weights.items():
                 self.note(replace(need, words=call), (name, "", ""))
@@ -77,7 +77,7 @@ class RepairedModule(Repaired[Node, Node]):
     def settle(self) -> None:
         _settle(self.module)
         self.stands_for = {}
-        self.written = _written_in_place(self.module.graph)
+        self.in_place_nodes = _in_place_nodes(self.module.graph)
         self.values = [values_of(self.module, sample) for sample in self.samples]
 
     def place_of(self, node: Node) -> tuple[str, str, str]:
@@ -95,14 +95,14 @@ class RepairedModule(Repaired[Node, Node]):
         return self._constant(node, (operand,))
 
     def _constant(self, node: Node, exempt: Sequence[Node]) -> bool:
-        todo, seen = [node], {*exempt}
+        todo, nodes = [node], {*exempt}
         while todo:
             maker = todo.pop()
-            if maker in seen:
+            if maker in nodes:
                 continue
-            if maker.op == "placeholder" or maker in self.written:
+            if maker.op == "placeholder" or maker in self.in_place_nodes:
                 return False
-            seen.add(maker)
+            nodes.add(maker)
             todo += maker.all_input_nodes if maker.target not in BY_SHAPE else ()
         return True
 
@@ -121,13 +121,13 @@ class RepairedModule(Repaired[Node, Node]):
         }
         args, kwargs = node.args, dict(node.kwargs)
 
-        def written(*tensors: Tensor) -> Any:
+        def compute(*tensors: Tensor) -> Any:
             values = {**constants, **dict(zip(operands, tensors, strict=True))}
             return write(*_with(args, values), **_with(kwargs, values))
 
-        return NodeMatch(node, operands, written, low)
+        return NodeMatch(node, operands, compute, low)
 
-    def proved(self, match: NodeMatch, need: Need) -> GraphModule:
+    def replacement(self, match: NodeMatch, need: Need) -> GraphModule:
         """What is to stand for the node. Raises NotTheSame."""
         samples = [[values[operand] for operand in match.operands] for values in self.values]
         traced = make_fx(match.write, pre_dispatch=True)(*(tensor.clone() for tensor in samples[0]))
@@ -164,14 +164,14 @@ class RepairedModule(Repaired[Node, Node]):
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             return copies[node]
 
-        end, read = put(match.node), _read(match.node)
+        end, places = put(match.node), _reads_of(match.node)
         graph.output(
-            end if read is None else tuple(graph.call_function(getitem, (end, place)) for place in read)
+            end if places is None else tuple(graph.call_function(getitem, (end, place)) for place in places)
         )
         return GraphModule(self.module, graph)
 
     def put(self, match: NodeMatch, need: Need) -> None:
-        traced, graph, node = self.proved(match, need), self.module.graph, match.node
+        traced, graph, node = self.replacement(match, need), self.module.graph, match.node
         placeholders = traced.graph.find_nodes(op="placeholder")
         copies = dict(zip(placeholders, map(self._now, match.operands), strict=True))
         result: Any = None
@@ -181,12 +181,12 @@ class RepairedModule(Repaired[Node, Node]):
                     (result,) = inner.args
                 elif inner.op != "placeholder":
                     copies[inner] = (
-                        graph.get_attr(self._kept(attrgetter(str(inner.target))(traced)))
+                        graph.get_attr(self._constant_name(attrgetter(str(inner.target))(traced)))
                         if inner.op == "get_attr"
                         else graph.node_copy(inner, copies.__getitem__)
                     )
                     copies[inner].meta = {name: node.meta[name] for name in KEPT_META if name in node.meta}
-        if _read(node) is None:
+        if _reads_of(node) is None:
             self.stands_for[node] = copies[result]
             node.replace_all_uses_with(copies[result])
         else:
@@ -196,10 +196,10 @@ class RepairedModule(Repaired[Node, Node]):
                 graph.erase_node(user)
         graph.erase_node(node)
 
-    def _kept(self, tensor: Tensor) -> str:
+    def _constant_name(self, tensor: Tensor) -> str:
         """The name of a constant: the model's own where it is one."""
-        for name, known in (*self.module.named_parameters(), *self.module.named_buffers()):
-            if known is tensor:
+        for name, constant in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if constant is tensor:
                 return str(name)
         number = sum(name.startswith(WRITTEN) for name, _ in self.module.named_buffers())
         self.module.register_buffer(f"{WRITTEN}{number}", tensor.detach().clone())
@@ -221,7 +221,7 @@ class Registry(dict[str, list[Find]]):
 
         return register
 
-    def each(self, name: str, *targets: Any) -> Callable[[FindAt], FindAt]:
+    def find_at(self, name: str, *targets: Any) -> Callable[[FindAt], FindAt]:
         """For a rewrite of single nodes."""
 
         def register(match: FindAt) -> FindAt:
@@ -238,7 +238,7 @@ class Registry(dict[str, list[Find]]):
         """For one of which the function takes the node's arguments."""
 
         def register(write: Callable[..., Any]) -> Callable[..., Any]:
-            self.each(name, *targets)(
+            self.find_at(name, *targets)(
                 lambda model, node: model.call(node, write, low) if when(model, node) else None
             )
             return write
@@ -274,7 +274,7 @@ def _fold(traced: GraphModule) -> None:
     _settle(traced)
 
 
-def _read(node: Node) -> list[int] | None:
+def _reads_of(node: Node) -> list[int] | None:
     """Which of several values are read; None of a node of one value."""
     if not node.users or any(user.target is not getitem for user in node.users):
         return None
@@ -301,27 +301,27 @@ def _plain(module: Any) -> GraphModule:
     return module
 
 
-def _written_in_place(graph: Graph) -> set[Node]:
+def _in_place_nodes(graph: Graph) -> set[Node]:
     """With what each is a view of."""
-    written, todo = set[Node](), [operand for node in graph.nodes for operand in _shared(node, written=True)]
+    nodes, todo = set[Node](), [operand for node in graph.nodes for operand in _shared(node, writes=True)]
     while todo:
         node = todo.pop()
-        if node not in written:
-            written.add(node)
-            todo += _shared(node, written=False)
-    return written
+        if node not in nodes:
+            nodes.add(node)
+            todo += _shared(node, writes=False)
+    return nodes
 
 
-def _shared(node: Node, *, written: bool) -> Iterator[Node]:
+def _shared(node: Node, *, writes: bool) -> Iterator[Node]:
     """The operands whose memory a node writes to, or hands on."""
     if node.target is getitem:
-        yield from () if written else node.all_input_nodes
+        yield from () if writes else node.all_input_nodes
     if not isinstance(node.target, torch._ops.OpOverload):
         return
     values = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
     for argument in node.target._schema.arguments:
         operand, alias = {**values, **node.kwargs}.get(argument.name), argument.alias_info
-        if isinstance(operand, Node) and alias and alias.is_write is written:
+        if isinstance(operand, Node) and alias and alias.is_write is writes:
             yield operand
 
 

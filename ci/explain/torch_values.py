@@ -73,17 +73,17 @@ def values_of(module: Any, sample: Sequence[Tensor]) -> dict[Node, Any]:
 class WithErrors(Passing):
     """Errors are added at nodes. What does not depend on them is not computed again."""
 
-    def __init__(self, module: Any, known: Mapping[Node, Any], errors: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: Any, values: Mapping[Node, Any], errors: Mapping[str, Tensor]) -> None:
         super().__init__(module)
-        self.known, self.errors = known, errors
-        self.changed = set[Node]()
+        self.values, self.errors = values, errors
+        self.wrong_nodes = set[Node]()
 
     def run_node(self, n: Node) -> Any:
-        changes = not self.changed.isdisjoint(n.all_input_nodes)
+        changes = not self.wrong_nodes.isdisjoint(n.all_input_nodes)
         is_known = n.op == "call_function" and not changes
-        value = copy_of(self.known[n]) if is_known else super().run_node(n)
+        value = copy_of(self.values[n]) if is_known else super().run_node(n)
         if changes or n.name in self.errors:
-            self.changed.add(n)
+            self.wrong_nodes.add(n)
         return value + self.errors[n.name] if n.name in self.errors else value
 
 
@@ -98,11 +98,11 @@ class OwnErrors(Passing):
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
-        wanted: Any = self.values.get(n.name)
-        alike = is_float(value) and is_float(wanted) and value.shape == wanted.shape
+        exact: Any = self.values.get(n.name)
+        alike = is_float(value) and is_float(exact) and value.shape == exact.shape
         if n.op == "call_function" and alike:
-            self.errors[n.name] = value - wanted
-            return wanted.clone()
+            self.errors[n.name] = value - exact
+            return exact.clone()
         if "dequantize" in str(n.target) and isinstance(quantize := n.args[0], Node):
             maker = quantize.args[0] if quantize.args else None
             if isinstance(maker, Node) and maker.name in self.errors.keys() - self.rounded:

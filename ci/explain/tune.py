@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ci.explain.lane import explainer, programs_of, tried
+from ci.explain.lane import explainer, outcomes_of, programs_of
 from ci.explain.losses import GroupScore, ScoreRequest
 from ci.one_model.model import OneModel, precision_in
 from ci.one_model.product import Outcome, smallest
@@ -41,8 +41,8 @@ class Point:
 
     @property
     def costs(self) -> Mapping[str, float]:
-        named = {name: self.outcome.costs.get(SIZE if name == "bytes" else name) for name in COSTS}
-        return {name: cost for name, cost in named.items() if cost is not None}
+        values = {name: self.outcome.costs.get(SIZE if name == "bytes" else name) for name in COSTS}
+        return {name: cost for name, cost in values.items() if cost is not None}
 
     @property
     def failed(self) -> str:
@@ -77,10 +77,10 @@ class Tuned:
     names: tuple[str, str]
     """Of the cheap and of the exact precision."""
     goal: Goal
-    chosen: Point | None
+    winner: Point | None
     """The cheapest that holds the floor; None if none does."""
     best: Point
-    """The chosen one, else the most accurate."""
+    """The winner, else the most accurate."""
     steps: Sequence[str]
 
     @property
@@ -92,13 +92,13 @@ class Tuned:
 def neighbours_of(units: Sequence[GroupScore]) -> list[dict[int, float]]:
     """By unit, the elements that each other one gives it or gets from it."""
     owners = {name: index for index, unit in enumerate(units) for name in unit.nodes}
-    found = [dict[int, float]() for _ in units]
+    neighbours = [dict[int, float]() for _ in units]
     for index, unit in enumerate(units):
         for name, elements in unit.reads.items():
-            other = owners[name]
-            for one, neighbour in ((index, other), (other, index)):
-                found[one][neighbour] = found[one].get(neighbour, 0) + elements
-    return found
+            owner = owners[name]
+            for one, neighbour in ((index, owner), (owner, index)):
+                neighbours[one][neighbour] = neighbours[one].get(neighbour, 0) + elements
+    return neighbours
 
 
 def share_in_words(units: frozenset[int], count: int, names: tuple[str, str]) -> str:
@@ -150,10 +150,10 @@ def order_of(
         cost = costs[index]
         return cost <= 0, units[index].gain / max(cost, 1)
 
-    order, free, left = list[int](), set[int](), dict.fromkeys(range(len(units)))
-    while left:
-        order.append(best := max(left, key=worth))
-        del left[best]
+    order, free, rest = list[int](), set[int](), dict.fromkeys(range(len(units)))
+    while rest:
+        order.append(best := max(rest, key=worth))
+        del rest[best]
         if costs[best] <= 0:
             free.add(best)
         for index, elements in neighbours[best].items():
@@ -188,22 +188,22 @@ class TuneSearch:
 
     def run(self) -> Tuned:
         count = len(self.units)
-        ends = self._measured([self._first(0), self._first(count)], "both ends")
+        ends = self._points_of([self._first(0), self._first(count)], "both ends")
         if failed := [point.failed for point in ends if point.failed]:
             self.steps[-1] += f" ({'; '.join(failed)})"
         if len(failed) == len(ends):
             raise CheckFailed(f"neither {self.cheap} nor {self.exact} gives a program: {failed[0]}")
         figure = self.goal.figure
         if not any(figure in point.figures for point in ends):
-            known = ", ".join(next(point.figures for point in ends if not point.failed))
+            names = ", ".join(next(point.figures for point in ends if not point.failed))
             raise CheckFailed(
-                f"the model's outputs have no {figure}", fix=f"hold it to what they have: {known}"
+                f"the model's outputs have no {figure}", fix=f"hold it to what they have: {names}"
             )
         self._hold_floor(*ends)
         goal, points = self.goal, sorted(self.points.values(), key=lambda point: len(point.units))
-        chosen = min(filter(goal.met, points), key=self._cost, default=None)
+        winner = min(filter(goal.met, points), key=self._cost, default=None)
         best = max((point for point in points if not point.failed), key=goal.accuracy)
-        return Tuned(self.units, points, self.names, goal, chosen, chosen or best, self.steps)
+        return Tuned(self.units, points, self.names, goal, winner, winner or best, self.steps)
 
     def _hold_floor(self, cheap: Point, exact: Point) -> None:
         if self.goal.met(cheap):
@@ -219,19 +219,19 @@ class TuneSearch:
             count += 1
         return frozenset(self.order[:count])
 
-    def _measured(self, choices: Sequence[frozenset[int]], why: str) -> list[Point]:
+    def _points_of(self, choices: Sequence[frozenset[int]], why: str) -> list[Point]:
         new = [choice for choice in dict.fromkeys(choices) if choice not in self.points]
         for point in self.measure(new) if new else ():
             self.points[point.units] = point
-        found = [self.points[choice] for choice in choices]
+        points = [self.points[choice] for choice in choices]
         if new:
             count = len(self.units)
             words = (
                 f"{share_in_words(point.units, count, self.names)}: {figure_in_words(self.goal, point)}"
-                for point in found
+                for point in points
             )
             self.steps.append(f"{why}: {'; '.join(words)}")
-        return found
+        return points
 
     def _cost(self, point: Point) -> tuple[float, ...]:
         """DDR traffic in three digits, as a few conversions more say nothing; then how much is computed
@@ -239,7 +239,7 @@ class TuneSearch:
         traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
         exact = sum(
             self.units[index].size
-            + sum(count for other, count in self.neighbours[index].items() if other not in point.units)
+            + sum(count for unit, count in self.neighbours[index].items() if unit not in point.units)
             for index in point.units
         )
         return float(f"{traffic:.3g}"), exact, size
@@ -255,11 +255,11 @@ class TuneSearch:
             # Only a part of an output is lost, of which the figure for the whole says nothing.
             return half
         rest = (noise(goal.floor) - least) / (most - least) * total
-        chosen, left = 0, total
-        while left > rest and chosen < count - 1:
-            left -= self.units[self.order[chosen]].gain
-            chosen += 1
-        return max(chosen, 1)
+        number, remainder = 0, total
+        while remainder > rest and number < count - 1:
+            remainder -= self.units[self.order[number]].gain
+            number += 1
+        return max(number, 1)
 
     def _boundary(self, first: int) -> None:
         """Measure until the smallest number of units is known that holds the floor, or the programs are used
@@ -267,53 +267,53 @@ class TuneSearch:
         low, high, probe = 0, len(self.units), first
         why = "predicted by the scores" if first != high // 2 else "half of the groups"
         while high - low > 1 and len(self.points) < MOST_PROGRAMS - KEPT_BACK:
-            (point,) = self._measured([self._first(probe)], why)
+            (point,) = self._points_of([self._first(probe)], why)
             low, high = (low, probe) if self.goal.met(point) else (probe, high)
             probe, why = (low + high) // 2, f"between {low} and {high} groups"
 
-    def _demote(self, chosen: Point) -> None:
+    def _demote(self, winner: Point) -> None:
         """Take back what the floor may not need. Where scores say little of it, also any part of the chosen
         units."""
         before = None
-        while chosen is not before:
-            before, spare = chosen, self._spare(chosen)
-            some = (spare, spare[: (len(spare) + 1) // 2])
-            chosen = self._cheapest(chosen, (chosen.units.difference(units) for units in some))
+        while winner is not before:
+            before, spare = winner, self._spare(winner)
+            attempts = (spare, spare[: (len(spare) + 1) // 2])
+            winner = self._cheapest(winner, (winner.units.difference(units) for units in attempts))
         if self.goal.figure == SQNR and not self.goal.loses_a_part(self.points[self._first(0)]):
             return
 
         def first(parts: Iterable[tuple[int, ...]]) -> tuple[int, ...] | None:
-            nonlocal chosen
-            before, chosen = chosen, self._cheapest(chosen, map(frozenset, parts))
-            return None if chosen is before else tuple(sorted(chosen.units))
+            nonlocal winner
+            before, winner = winner, self._cheapest(winner, map(frozenset, parts))
+            return None if winner is before else tuple(sorted(winner.units))
 
-        smallest(sorted(chosen.units), first, lambda: len(self.points) >= MOST_PROGRAMS)
+        smallest(sorted(winner.units), first, lambda: len(self.points) >= MOST_PROGRAMS)
 
-    def _cheapest(self, chosen: Point, choices: Iterable[frozenset[int]]) -> Point:
+    def _cheapest(self, winner: Point, choices: Iterable[frozenset[int]]) -> Point:
         """What holds the floor at the least cost: of it, and of as many of these as programs are left."""
         new = [choice for choice in dict.fromkeys(choices) if choice not in self.points]
         new = new[: max(MOST_PROGRAMS - len(self.points), 0)]
-        found = self._measured(new, "without groups that may not be needed") if new else []
-        return min([chosen, *filter(self.goal.met, found)], key=self._cost)
+        points = self._points_of(new, "without groups that may not be needed") if new else []
+        return min([winner, *filter(self.goal.met, points)], key=self._cost)
 
-    def _spare(self, chosen: Point) -> list[int]:
+    def _spare(self, point: Point) -> list[int]:
         """The largest units whose scores fit into what the point has above the floor; else the least useful
         one."""
-        largest_first = sorted(chosen.units, key=lambda index: -self.units[index].size)
-        slack, fitting = self._slack(chosen), list[int]()
+        largest_first = sorted(point.units, key=lambda index: -self.units[index].size)
+        slack, fitting = self._slack(point), list[int]()
         for index in largest_first:
             if self.units[index].gain <= slack:
                 slack -= self.units[index].gain
                 fitting.append(index)
         return fitting or sorted(largest_first, key=lambda index: self.units[index].gain)[:1]
 
-    def _slack(self, chosen: Point) -> float:
+    def _slack(self, point: Point) -> float:
         total = sum(unit.gain for unit in self.units)
         cheap, exact = (self.points[self._first(count)] for count in (0, len(self.units)))
         if self.goal.figure != SQNR or cheap.failed or exact.failed:
-            return UNKNOWN_SLACK * sum(self.units[index].gain for index in chosen.units)
+            return UNKNOWN_SLACK * sum(self.units[index].gain for index in point.units)
         span = noise(self.goal.accuracy(cheap)) - noise(self.goal.accuracy(exact))
-        above = noise(self.goal.floor) - noise(self.goal.accuracy(chosen))
+        above = noise(self.goal.floor) - noise(self.goal.accuracy(point))
         return total * above / span if span > 0 else 0.0
 
 
@@ -331,12 +331,12 @@ def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     program = replace(program, run=run, case=program.case.model_copy(update=judged))
     units = explainer(model).scores_of(model, program, ScoreRequest(exact)).units
 
-    def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
-        outcomes = tried(model, [mixed(program, units, choice, exact) for choice in choices])
+    def measure(choices: Sequence[frozenset[int]]) -> list[Point]:
+        outcomes = outcomes_of(model, [mixed(program, units, choice, exact) for choice in choices])
         return [Point(choice, outcome) for choice, outcome in zip(choices, outcomes, strict=True)]
 
     names = written_name(cheap), written_name(exact)
-    return TuneSearch(units, measured, goal, names).run()
+    return TuneSearch(units, measure, goal, names).run()
 
 
 SHOWN = 3
@@ -355,8 +355,8 @@ def _limit(tuned: Tuned) -> str:
     name, exact = tuned.names[1], tuned.ends[1]
     if exact.failed:
         return f"{name} gives no program ({exact.failed})"
-    chip, whole = exact.figures.get("reference_sqnr_db"), exact.figures.get(SQNR, math.inf)
-    if chip is not None and noise(chip) > noise(whole) / 2:
+    chip, sqnr = exact.figures.get("reference_sqnr_db"), exact.figures.get(SQNR, math.inf)
+    if chip is not None and noise(chip) > noise(sqnr) / 2:
         own = f"the chip itself has {in_decibels(chip)} against the quantized model"
         return f"at {name} {own}: divergence names the operator"
     worst = sorted(tuned.units, key=lambda unit: -unit.exact)[:SHOWN]
@@ -370,21 +370,21 @@ def as_text(tuned: Tuned) -> Iterator[str]:
     yield from (f"  {step}" for step in tuned.steps)
     rows = [("", f"at {exact}", f"at {cheap}", "accuracy", *(COSTS[name] for name in costs))]
     for point in tuned.points:
-        shown = (f"{point.costs[name]:,.0f}" if name in point.costs else "-" for name in costs)
+        cells = (f"{point.costs[name]:,.0f}" if name in point.costs else "-" for name in costs)
         count = len(point.units)
         rows.append(
             (
-                "→" if point is tuned.chosen else "",
+                "→" if point is tuned.winner else "",
                 str(count),
                 str(len(tuned.units) - count),
                 point.failed or _accuracy(point),
-                *shown,
+                *cells,
             )
         )
     yield from aligned(rows)
-    if tuned.chosen and tuned.chosen.units and len(tuned.chosen.units) < len(tuned.units):
-        yield f"{plural(len(tuned.chosen.units), 'group')} of operators at {exact}, by score:"
-        gains = sorted((tuned.units[index] for index in tuned.chosen.units), key=lambda unit: -unit.gain)
+    if tuned.winner and tuned.winner.units and len(tuned.winner.units) < len(tuned.units):
+        yield f"{plural(len(tuned.winner.units), 'group')} of operators at {exact}, by score:"
+        gains = sorted((tuned.units[index] for index in tuned.winner.units), key=lambda unit: -unit.gain)
         yield from (f"  {unit.where}" for unit in gains)
 
 
@@ -405,7 +405,7 @@ def document(tuned: Tuned) -> dict[str, object]:
                 "costs": dict(point.costs),
                 "worst": point.outcome.worst_db,
                 "failed": point.failed,
-                "chosen": point is tuned.chosen,
+                "chosen": point is tuned.winner,
             }
             for point in tuned.points
         ],

@@ -175,10 +175,10 @@ def _page(name: str) -> str:
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
-    from ci.operators.table import measured
+    from ci.operators.table import lines_of
     from ci.suite.precision import scheme_named
 
-    return Diagnosis(subject, operators=tuple(measured(operator, scheme_named(scheme))))
+    return Diagnosis(subject, operators=tuple(lines_of(operator, scheme_named(scheme))))
 
 
 def _shown(path: Path) -> str:

@@ -61,7 +61,7 @@ def require_script(path: Path) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.cause import of_divergence, proofs_of
     from ci.explain.divergence import DIFFERS_DB, DivergenceLimits, DivergenceResult, as_text, fix_of
-    from ci.explain.lane import explainer, measured
+    from ci.explain.lane import explainer, outcome_of
     from ci.one_model.report import ModelReport, reported
     from ci.plain import as_json
     from provisioning.base.commands import Fix, session
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             again = session("compile", "MODEL", "--precision", precision, "--soc", program.soc, "-o", "out")
             return Fix("{} tries fixes of the case's model", again)
         cause = of_divergence(result, command("divergence"))
-        return proofs_of(model, model.selection.soc, measured(model), cause).fix
+        return proofs_of(model, model.selection.soc, outcome_of(model), cause).fix
 
     def work(report: ModelReport) -> int:
         program = lane.chosen_program(model, choice, operators)

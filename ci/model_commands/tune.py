@@ -122,14 +122,14 @@ def _write(result: Tuned, model: OneModel, output: Path, report: ModelReport) ->
 
     answer.add(model=model.typed, **document(result))
     print("\n".join(as_text(result)))
-    if result.chosen is None:
+    if result.winner is None:
         report.fail(wrong(result))
         print(wrong(result))
         return CheckFailed.exit_code
     file, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / output
     stem = re.sub(r"\.(py|pt2|onnx)$", "", file)
     comment = f"Written by `{report.stage.command}`."
-    precision, nodes = settings_of(result.units, result.chosen.units, *result.names)
+    precision, nodes = settings_of(result.units, result.winner.units, *result.names)
     name = f"{stem}{PRECISION_SUFFIX}"
     text = precision_text(model.lane.suites.lane, precision, nodes, comment)
     with writing_into(folder, model.selection.store) as (scratch, publish):

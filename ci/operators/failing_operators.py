@@ -93,7 +93,7 @@ class Search:
     @contextmanager
     def installed(self) -> Iterator[None]:
         backend = qnn_preprocess.QnnBackend
-        whole, build = backend.preprocess_multimethod, backend._build_op_wrappers
+        multimethod, build = backend.preprocess_multimethod, backend._build_op_wrappers
         handler = logging.Handler()
 
         def visit(record: logging.LogRecord) -> None:
@@ -103,7 +103,7 @@ class Search:
         def preprocess(programs: Any, compile_specs: Any) -> Any:
             partitions = [zip(programs[method], compile_specs[method], strict=True) for method in programs]
             self.later = list(itertools.chain(*partitions))
-            return whole(programs, compile_specs)
+            return multimethod(programs, compile_specs)
 
         def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:
             specs = [spec for program, spec in self.later if program is edge_program]
@@ -125,7 +125,7 @@ class Search:
         try:
             yield
         finally:
-            backend.preprocess_multimethod = staticmethod(whole)
+            backend.preprocess_multimethod = staticmethod(multimethod)
             backend._build_op_wrappers = staticmethod(build)
             qnn_preprocess.logger.removeHandler(handler)
             restore_builtins()
@@ -156,7 +156,7 @@ class Search:
             return [self._handed_out(calls, reason), *self._later_constants()]
         by_name = {node.name: node for node in calls}
         words = self._errors(self.begin)
-        named = [node for error in words for name, node in by_name.items() if _names(error, name)]
+        mentions = [node for error in words for name, node in by_name.items() if _names(error, name)]
         messages: dict[str, str] = {}
         deadline = time.process_time() + SEARCHED_SECONDS
 
@@ -174,10 +174,10 @@ class Search:
                 if time.process_time() < deadline and fails(alike[:1]):
                     failing += alike
                     messages.update(dict.fromkeys((node.name for node in alike), messages[alike[0].name]))
-            return self._all_proved(failing, messages, "QNN does not compile it alone", partition)
-        known = [node for node in named if node in partition.operators]
+            return self._culprits_of(failing, messages, "QNN does not compile it alone", partition)
+        suspects = [node for node in mentions if node in partition.operators]
         minimal_set = smallest_failing(
-            partition.operators, fails, known, lambda: time.process_time() > deadline
+            partition.operators, fails, suspects, lambda: time.process_time() > deadline
         )
         if not minimal_set:
             return []
@@ -189,32 +189,32 @@ class Search:
         reason = "QNN does not compile it, neither in the model nor alone"
         if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in minimal_set[:-1]):
             reason, messages = f"QNN does not compile it after {together}", {}
-        return self._all_proved(failing, messages, reason, partition)
+        return self._culprits_of(failing, messages, reason, partition)
 
-    def _all_proved(
+    def _culprits_of(
         self, nodes: Collection[Node], messages: Mapping[str, str], reason: str, partition: Partition
     ) -> list[Culprit]:
         ordered = sorted(nodes, key=partition.calls.index)
         culprits = [
-            self._proved(node, f"{reason}{messages.get(node.name, '')}", partition) for node in ordered
+            self._culprit_of(node, f"{reason}{messages.get(node.name, '')}", partition) for node in ordered
         ]
         return culprits if partition.live.issuperset(nodes) else [*culprits, *self._later_constants()]
 
     def _later_constants(self) -> list[Culprit]:
         """The constants that a partition which was not compiled yet hands out: it would fail next."""
         return [
-            self._proved(node, "", partition)
+            self._culprit_of(node, "", partition)
             for partition in (Partition(program, spec) for program, spec in self.later)
             for node in partition.operators
             if node not in partition.live
         ]
 
-    def _proved(self, node: Node, reason: str, partition: Partition) -> Culprit:
+    def _culprit_of(self, node: Node, reason: str, partition: Partition) -> Culprit:
         nodes = [node, *partition.constants_of(node)]
         if node not in partition.live:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
         reason, fix = f"{reason}, with {_operands(node)}", fix_inside(node)
-        if not all(map(_is_passed_on, nodes[1:])) and not partition.error_of([node], kept=True):
+        if not all(map(_is_passed_on, nodes[1:])) and not partition.error_of([node], buffers=True):
             reason += "; it compiles if the constants that it reads are not computed in the program"
             fix = CONSTANT
         return _suspect(nodes, reason, fix)
@@ -245,9 +245,9 @@ class Workaround:
     culprits: tuple[Culprit, ...]
     cpu_nodes: list[str]
     """As a suite names them."""
-    lowered: Any
+    lowering: Any
     """None: it is not known that the rest lowers."""
-    tried: str = ""
+    attempt: str = ""
     """What is known instead."""
 
     @property
@@ -262,28 +262,28 @@ def workaround_of(
 
     Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails. It
     is called only after a `brief` lowering."""
-    chosen, names = list[Culprit](), set[str]()
-    lowered, tried = None, "not tried, as this lowering takes long"
+    rows, names = list[Culprit](), set[str]()
+    lowering, attempt = None, "not tried, as this lowering takes long"
     begun = time.process_time()
     for _ in range(ATTEMPTS):
         culprits = [row for row in search.culprits(error, alone=not brief) if not names.issuperset(row.nodes)]
         if not culprits:
             break
-        chosen += culprits
+        rows += culprits
         names.update(name for row in culprits for name in row.nodes)
         # For readers of the log, in case the compiler crashes next.
-        sys.stderr.write(f"{Culprit.in_words(chosen)}\n")
+        sys.stderr.write(f"{Culprit.in_words(rows)}\n")
         if not brief or time.process_time() - begun > SEARCHED_SECONDS:
             break
         try:
             with search.installed():
-                lowered = lower(frozenset(names))
+                lowering = lower(frozenset(names))
             break
         except Exception as another:
             sys.stderr.write(f"tried with {', '.join(sorted(names))} on the CPU: {another}\n")
             first_line = str(another).partition("\n")[0]
-            error, tried = another, f"tried, and the rest does not lower either: {first_line}"
-    return Workaround(tuple(chosen), _patterns(names, search.watch.users), lowered, tried) if chosen else None
+            error, attempt = another, f"tried, and the rest does not lower either: {first_line}"
+    return Workaround(tuple(rows), _patterns(names, search.watch.users), lowering, attempt) if rows else None
 
 
 @contextmanager
@@ -294,7 +294,7 @@ def naming() -> Iterator[None]:
     with watch.installed(), search.installed():
         lower = backend.preprocess_multimethod
 
-        def named(*programs: Any) -> Any:
+        def preprocess(*programs: Any) -> Any:
             try:
                 return lower(*programs)
             except Exception as error:
@@ -302,7 +302,7 @@ def naming() -> Iterator[None]:
                     error.args = (f"{str(error).rstrip('.')}: {Culprit.in_words(culprits)}",)
                 raise
 
-        backend.preprocess_multimethod = staticmethod(named)
+        backend.preprocess_multimethod = staticmethod(preprocess)
         yield
 
 

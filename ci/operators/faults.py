@@ -43,7 +43,7 @@ def _sizes(node: Traits) -> tuple[Sequence[int], Sequence[int]]:
     return (node.input, node.output) if node.input and node.output else ((), ())
 
 
-def _each(value: Any, count: int) -> list[int]:
+def _window(value: Any, count: int) -> list[int]:
     """A size of a window for each dimension."""
     values = [value] if isinstance(value, int) else [*(value or ())]
     return values * count if len(values) == 1 else values
@@ -64,7 +64,7 @@ def has_argument(name: str) -> Callable[[Traits], bool]:
 
 def above_one(name: str) -> Callable[[Traits], bool]:
     """Of a number for each dimension, or one number."""
-    return lambda node: max(_each(_argument(node, name, 1), 1), default=1) > 1
+    return lambda node: max(_window(_argument(node, name, 1), 1), default=1) > 1
 
 
 def pads_a_negative_begin(node: Traits) -> bool:
@@ -100,12 +100,12 @@ def resizes_aligned_to_an_even_multiple(node: Traits) -> bool:
 def pools_over_the_edge(node: Traits) -> bool:
     """Windows that move by one are right, unless what is padded does not count."""
     in_shape, out_shape = _sizes(node)
-    count = len(_each(_argument(node, "kernel_size", ()), 1))
-    kernel = _each(_argument(node, "kernel_size", ()), len(in_shape[2:]))
+    count = len(_window(_argument(node, "kernel_size", ()), 1))
+    kernel = _window(_argument(node, "kernel_size", ()), len(in_shape[2:]))
     if not in_shape or count == 0:
         return False
-    stride = _each(_argument(node, "stride"), len(kernel)) or kernel
-    padding = _each(_argument(node, "padding", 0), len(kernel))
+    stride = _window(_argument(node, "stride"), len(kernel)) or kernel
+    padding = _window(_argument(node, "padding", 0), len(kernel))
     rows = zip(out_shape[-len(kernel) :], stride, kernel, in_shape[-len(kernel) :], padding, strict=True)
     beyond = any((new - 1) * step + wide - old - pad > 0 for new, step, wide, old, pad in rows)
     counts = _argument(node, "count_include_pad", True)
@@ -115,8 +115,8 @@ def pools_over_the_edge(node: Traits) -> bool:
 def pools_by_four(node: Traits) -> bool:
     """By its kernel; an adaptive pool by its sizes."""
     in_shape, out_shape = _sizes(node)
-    if kernel := _each(_argument(node, "kernel_size", ()), 2):
-        stride = _each(_argument(node, "stride"), 2) or kernel
+    if kernel := _window(_argument(node, "kernel_size", ()), 2):
+        stride = _window(_argument(node, "stride"), 2) or kernel
         return {*kernel, *stride} == {4}
     return bool(in_shape) and all(
         old == 4 * new for old, new in zip(in_shape[-2:], out_shape[-2:], strict=True)
@@ -125,7 +125,7 @@ def pools_by_four(node: Traits) -> bool:
 
 def pools_pairs_with_padding(node: Traits) -> bool:
     kernel, padding = _argument(node, "kernel_size", ()), _argument(node, "padding", 0)
-    return any(size % 2 == 0 for size in _each(kernel, 2)) and any(_each(padding, 2))
+    return any(size % 2 == 0 for size in _window(kernel, 2)) and any(_window(padding, 2))
 
 
 def pools_to_no_root(node: Traits) -> bool:
@@ -247,7 +247,7 @@ def faults_in(
     as give wrong numbers, or with `dies` no program. `least`: the least value of their inputs, if
     known. First comes what is measured to lose as much as is seen."""
     arch = soc_named(soc).arch
-    found = []
+    rows = []
     for fault in load_faults():
         if (
             fault.met
@@ -260,10 +260,8 @@ def faults_in(
             and any(fault.concerns(product, version) for product, version in versions.items())
         ):
             node = next(_concerned(fault, nodes), None)
-            found += [Met(fault, node.line, node.operator)] if node else []
-    return (
-        sorted(found, key=lambda met: abs(effect_db(met.fault) - seen_db)) if seen_db is not None else found
-    )
+            rows += [Met(fault, node.line, node.operator)] if node else []
+    return sorted(rows, key=lambda met: abs(effect_db(met.fault) - seen_db)) if seen_db is not None else rows
 
 
 def effect_db(fault: Fault) -> float:
@@ -273,10 +271,10 @@ def effect_db(fault: Fault) -> float:
 
 
 def _concerned(fault: Fault, nodes: Mapping[str, Traits]) -> Iterator[Traits]:
-    wanted = {key_of(name) for name in fault.operators}
+    keys = {key_of(name) for name in fault.operators}
     for node in nodes.values():
         if (
-            not _names_of(node.operator).isdisjoint(wanted)
+            not _names_of(node.operator).isdisjoint(keys)
             and not node.added
             and (not fault.overloads or node.operator.rpartition(".")[2] in fault.overloads)
             and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.kinds))

@@ -199,8 +199,8 @@ def partition_of(program: Any, backend: str = "htp") -> list[GraphPart]:
     delegates = itertools.count()
     for node in _operators_of(program.graph_module.graph):
         if operator_name(node) == DELEGATE:
-            lowered = getattr(program.graph_module, node.args[0].target).original_module.graph
-            names = [operator_name(node) for node in _operators_of(lowered) if not is_quantizer(node)]
+            graph = getattr(program.graph_module, node.args[0].target).original_module.graph
+            names = [operator_name(node) for node in _operators_of(graph) if not is_quantizer(node)]
             parts.append((f"{backend} {next(delegates)}", Counter(dict(Counter(names).most_common()))))
             continue
         if not parts or parts[-1][0] != "cpu":
@@ -262,11 +262,11 @@ class Partition:
                     todo.append(operand)
         return list(constants)
 
-    def error_of(self, nodes: Iterable[Node], *, kept: bool = False) -> str:
+    def error_of(self, nodes: Iterable[Node], *, buffers: bool = False) -> str:
         """Why these nodes do not compile together with their quantizers and constants; empty if they do.
 
-        With `kept`, what is computed from constants is given to them, as a buffer is."""
-        program = self._program_of(self._closed(nodes, kept))
+        With `buffers`, what is computed from constants is given to them, as a buffer is."""
+        program = self._program_of(self._closed(nodes, buffers))
         with QnnManagerContext({"forward": self.specs}):
             try:
                 qnn_preprocess.QnnBackend.preprocess(program, self.specs)
@@ -276,7 +276,7 @@ class Partition:
                 restore_builtins()
         return ""
 
-    def _closed(self, nodes: Iterable[Node], kept: bool) -> set[Node]:
+    def _closed(self, nodes: Iterable[Node], buffers: bool) -> set[Node]:
         members: set[Node] = set()
         todo = list(nodes)
         while todo:
@@ -288,7 +288,7 @@ class Partition:
                 operand
                 for operand in node.all_input_nodes
                 if is_quantizer(operand)
-                or (operand not in self.live and not kept)
+                or (operand not in self.live and not buffers)
                 or operator_name(node) in PASS_THROUGH
             ]
             if node in self.live:
@@ -297,15 +297,15 @@ class Partition:
                 ]
         return members
 
-    def _program_of(self, chosen: Collection[Node]) -> Any:
+    def _program_of(self, members: Collection[Node]) -> Any:
         """Outside values become inputs, values that are used outside become outputs."""
         ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         graph, copies = torch.fx.Graph(), dict[Node, Node]()
-        outside = [node for node in self.program.graph.nodes if node not in chosen]
-        needed = [node for node in outside if any(user in chosen for user in node.users)]
-        needed.sort(key=lambda node: node.op != "placeholder" or node.name in self.inputs)
+        outside = [node for node in self.program.graph.nodes if node not in members]
+        sources = [node for node in outside if any(user in members for user in node.users)]
+        sources.sort(key=lambda node: node.op != "placeholder" or node.name in self.inputs)
         inputs = []
-        for node in needed:
+        for node in sources:
             copies[node] = place = graph.placeholder(node.name)
             place.meta = _own(node.meta)
             spec = ours.get(node.name) if node.op == "placeholder" else None
@@ -315,12 +315,12 @@ class Partition:
                 inputs.append(InputSpec(spec.kind, TensorArgument(place.name), spec.target, spec.persistent))
         outputs = []
         for node in self.calls:
-            if node not in chosen:
+            if node not in members:
                 continue
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = _own(node.meta)
             several = isinstance(node.meta.get("val"), tuple | list)
-            if not several and (not node.users or any(user not in chosen for user in node.users)):
+            if not several and (not node.users or any(user not in members for user in node.users)):
                 outputs.append(copies[node])
         graph.output(tuple(outputs)).meta = {}
         results = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in outputs]
@@ -335,12 +335,12 @@ def restore_builtins() -> None:
 def smallest_failing(
     nodes: Sequence[Node],
     fails: Callable[[Sequence[Node]], bool],
-    named: Sequence[Node],
+    suspects: Sequence[Node],
     late: Callable[[], bool],
 ) -> list[Node]:
-    """The smallest set of nodes that fails, with the node at fault last: one of `named`, if it fails alone.
-    Empty if all of them together do not fail."""
-    for node in named:
+    """The smallest set of nodes that fails, with the node at fault last: one of `suspects`, if it fails
+    alone. Empty if all of them together do not fail."""
+    for node in suspects:
         if fails([node]):
             return [node]
     if not fails(nodes):
@@ -398,14 +398,14 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, Traits]:
     nodes = {}
     graph = getattr(source, "graph", None)
     casts = graph is None or any(_is_cast(node) for node in graph.nodes)
-    for name, lowered in program.graph_module.named_children():
+    for name, module in program.graph_module.named_children():
         if not name.startswith("lowered_module"):
             continue
-        constants = constants_of(lowered.original_module)
-        for node in lowered.original_module.graph.nodes:
+        constants = constants_of(module.original_module)
+        for node in module.original_module.graph.nodes:
             if node.op == "call_function":
-                added = not casts and _is_cast(node)
-                nodes[node.name] = replace(traits_of(node, constants), added=added)
+                by_lowering = not casts and _is_cast(node)
+                nodes[node.name] = replace(traits_of(node, constants), added=by_lowering)
     return nodes
 
 
@@ -527,12 +527,12 @@ def _constant(node: Any, constants: Constants) -> Any:
     if node.op == "call_function" and "full" in operator_name(node) and isinstance(node.args[1], int | float):
         return torch.tensor(float(node.args[1])).expand(_shape_of(node) or [])
     if node.op == "call_function" and is_quantizer(node):
-        whole = _constant(node.args[0], constants)
+        tensor = _constant(node.args[0], constants)
         arguments = [
             _constant(argument, constants) if isinstance(argument, torch.fx.Node) else argument
             for argument in node.args[1:]
         ]
-        return None if whole is None else node.target(whole, *arguments, **node.kwargs)
+        return None if tensor is None else node.target(tensor, *arguments, **node.kwargs)
     return constants(node)
 
 

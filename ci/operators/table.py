@@ -144,8 +144,8 @@ class Cell(NamedTuple):
             if case.result in FAILING and not name.startswith(f"{IN_CHAIN},")
         )
         worst = min(failing, default=None)
-        other = f"; {self.others[worst[1]]}: {worst[1]}" if worst and self.result not in FAILING else ""
-        return f"{WORDS[self.result]}{figure}{form}{loses}{other}"
+        failure = f"; {self.others[worst[1]]}: {worst[1]}" if worst and self.result not in FAILING else ""
+        return f"{WORDS[self.result]}{figure}{form}{loses}{failure}"
 
 
 EXACT = 200.0
@@ -172,8 +172,8 @@ def read(path: Path = TABLE) -> OperatorTable:
         return OperatorTable.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         fix = f"git checkout {path}"
-        first, wanted = str(error).splitlines()[0], "a table of operators"
-        raise ManifestError(path, "cells", expected=wanted, found=first, fix=fix) from error
+        first, content = str(error).splitlines()[0], "a table of operators"
+        raise ManifestError(path, "cells", expected=content, found=first, fix=fix) from error
 
 
 @cache
@@ -212,7 +212,7 @@ def shipped_onnx() -> OperatorTable:
     return read(ONNX_TABLE)
 
 
-def measured(operator: str, scheme: str) -> Iterator[str]:
+def lines_of(operator: str, scheme: str) -> Iterator[str]:
     """What the tables have of an operator, by ExecuTorch's name or by ONNX's, on the default chip."""
     for name, table in ((name_in_table(operator), shipped()), (operator, shipped_onnx())):
         cell = table.cells.get(name, {}).get(DEFAULT_SOC, {}).get(scheme)

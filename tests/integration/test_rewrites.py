@@ -62,7 +62,7 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
         for match in matches:
             for spoil in (_larger, _turned):
                 with pytest.raises(NotTheSame):
-                    repaired.proved(replace(match, write=_broken(match.write, spoil)), need(name))
+                    repaired.replacement(replace(match, write=_broken(match.write, spoil)), need(name))
         own = str(repaired.module.graph).count("detach_.default")
         repaired.apply([need(name)])
         assert [change.refused for change in repaired.changes] == [""] * len(matches)
@@ -190,7 +190,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
 
         values = repaired.values(match.operands)
         with pytest.raises(NotTheSame):
-            repaired.proved(replace(match, write=broken), need(name), values)
+            repaired.replacement(replace(match, write=broken), need(name), values)
     repaired.apply([need(name)])
     assert matches and [change.refused for change in repaired.changes] == [""] * len(matches)
     assert not list(onnx_rewrites.REWRITES[name](repaired))

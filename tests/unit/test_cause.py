@@ -175,7 +175,7 @@ def proved(
 def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(tmp_path: Path) -> None:
     found, lane = proved(tmp_path, lambda model: green(44.4) if model.typed.endswith("/helps.pt2") else RED)
     assert len(found.helping) == 1 and "44.4 dB" in found.fix and "--only helps" in found.fix
-    assert lane.asked == [None, ("helps",)] and len(found.helping) + len(found.others) <= MOST
+    assert lane.asked == [None, ("helps",)] and len(found.helping) + len(found.failures) <= MOST
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_he
         raise CheckFailed("no result after 0.2 s", fix="")
 
     found, _ = proved(tmp_path, gives, seconds=0.2)
-    assert not (found.helping or found.others) and NO_FIX not in found.fix
+    assert not (found.helping or found.failures) and NO_FIX not in found.fix
     assert "--only helps" in found.fix and "did not end" in found.fix
 
 
@@ -312,7 +312,7 @@ def test_a_trial_that_this_machine_cannot_do_is_said_and_the_next_one_is_tried(t
         return green(44.4) if model.precision == "16a8w" else RED
 
     found, _ = proved(tmp_path, gives, precision="8a8w")
-    assert "the disk is full" in found.others[0] and "44.4 dB" in found.fix
+    assert "the disk is full" in found.failures[0] and "44.4 dB" in found.fix
 
 
 class DoesNotExport(StandInLane):

@@ -15,7 +15,7 @@ from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import on_cpu_in_words
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators import CpuOperator, Traits, table
-from ci.operators.table import OperatorTable, key_of, measured, read, rows_by_key
+from ci.operators.table import OperatorTable, key_of, lines_of, read, rows_by_key
 from ci.outcome import Result
 from provisioning.known_faults import NO_FIX
 from tests.support.lowering import compiled_as
@@ -71,13 +71,13 @@ def test_diagnose_says_what_was_measured_of_an_operator_with_its_figure_and_form
 ) -> None:
     given("maxpool3d", SM8650={"fp16": cell}, onnx={"MaxPool": {"SM8650": {"fp16": cell}}})
     for name, row in (("aten.max_pool3d.default", "maxpool3d"), ("MaxPool", "MaxPool")):
-        assert [*measured(name, "fp16")] == [f"{row} at fp16 on the emulator of SM8650: {words}"]
-    assert not [*measured("maxpool3d", "8a8w"), *measured("unknown", "fp16")]
+        assert [*lines_of(name, "fp16")] == [f"{row} at fp16 on the emulator of SM8650: {words}"]
+    assert not [*lines_of("maxpool3d", "8a8w"), *lines_of("unknown", "fp16")]
 
 
 def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
     assert read().cells["log"]["SM8650"]["16a4w"].others
-    (line,) = measured("aten.log.default", "16a4w")
+    (line,) = lines_of("aten.log.default", "16a4w")
     assert "log at 16a4w on the emulator of SM8650: " in line
 
 

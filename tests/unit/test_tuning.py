@@ -95,16 +95,16 @@ def tuned(chip: Chip, goal: Goal) -> Tuned:
 def test_the_chosen_set_holds_the_floor_at_nearly_the_least_cost(floor: float) -> None:
     chip, goal = Chip(units()), Goal(floor)
     found = tuned(chip, goal)
-    assert found.chosen is not None and goal.met(found.chosen)
+    assert found.winner is not None and goal.met(found.winner)
     most = chip.point(frozenset(range(len(GAINS)))).costs["ddr"]
-    assert found.chosen.costs["ddr"] - chip.least(goal) <= 0.05 * most
+    assert found.winner.costs["ddr"] - chip.least(goal) <= 0.05 * most
 
 
 def test_what_is_not_needed_is_taken_back() -> None:
     """The first has most score for its size, and the second alone is enough."""
     chip = Chip(units((0.001, 0.05, 0.0002), (1, 100, 20)))
     found = tuned(chip, Goal(27.0))
-    assert found.chosen is not None and found.chosen.units == {1}
+    assert found.winner is not None and found.winner.units == {1}
 
 
 def test_a_part_that_is_lost_is_found_where_both_ends_have_one_figure_for_the_whole() -> None:
@@ -118,7 +118,7 @@ def test_a_part_that_is_lost_is_found_where_both_ends_have_one_figure_for_the_wh
         ]
 
     found = TuneSearch(units(), measured, Goal(40.0), NAMES).run()
-    assert found.chosen is not None and found.chosen.units == {1}
+    assert found.winner is not None and found.winner.units == {1}
 
 
 def test_exact_units_are_neighbours_where_that_saves_conversions() -> None:
@@ -126,14 +126,14 @@ def test_exact_units_are_neighbours_where_that_saves_conversions() -> None:
     chip = ConvertingChip(chain((0.03, 0.009, 0.001, 0.001, 0.01, 0.001, 0.001, 0.001)))
     goal = Goal(18.0)
     found = tuned(chip, goal)
-    assert found.chosen is not None and found.chosen.units == {0, 1}
-    assert found.chosen.costs["ddr"] == chip.least(goal)
+    assert found.winner is not None and found.winner.units == {0, 1}
+    assert found.winner.costs["ddr"] == chip.least(goal)
 
 
 def test_the_cheap_precision_is_enough_where_it_holds() -> None:
     chip = Chip(units())
     found = tuned(chip, Goal(5.0))
-    assert found.chosen is not None and not found.chosen.units and chip.asked == 2
+    assert found.winner is not None and not found.winner.units and chip.asked == 2
 
 
 def test_an_unreachable_floor_is_the_chips_where_it_differs_from_the_quantized_model() -> None:
@@ -149,7 +149,7 @@ def test_an_unreachable_floor_is_the_chips_where_it_differs_from_the_quantized_m
 def test_a_mixture_that_does_not_compile_holds_nothing() -> None:
     chip = Chip(units(), fails=lambda chosen: 0 < len(chosen) < 6)
     found = tuned(chip, Goal(25.0))
-    assert found.chosen is not None and len(found.chosen.units) == 6
+    assert found.winner is not None and len(found.winner.units) == 6
     assert any("compiler dies" in line for line in as_text(found))
 
 
@@ -191,7 +191,7 @@ def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
         ]
 
     found = TuneSearch(chip.units, measure, Goal(5.0), NAMES).run()
-    assert found.chosen is not None and cat in found.chosen.units and len(found.chosen.units) < len(GAINS)
+    assert found.winner is not None and cat in found.winner.units and len(found.winner.units) < len(GAINS)
     by_task = TuneSearch(chip.units, measure, Goal(0.0, "top1"), NAMES)
     assert not by_task.goal.loses_a_part(found.points[0])
 
@@ -205,7 +205,7 @@ def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:
 def test_an_unreachable_floor_names_the_best_and_what_limits_it() -> None:
     chip = Chip([replace(unit, noise=(unit.noise[0], unit.size / 1e7)) for unit in units()])
     found = tuned(chip, Goal(70.0))
-    assert found.chosen is None and len(found.best.units) == len(GAINS) and chip.asked == 2
+    assert found.winner is None and len(found.best.units) == len(GAINS) and chip.asked == 2
     assert "50.0 dB" in wrong(found) and "op_4" in wrong(found)
 
 

@@ -69,8 +69,8 @@ T = TypeVar("T")
 QUANTIZERS = "quantized_decomposed."
 
 
-def chosen_program(model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> ExecutorchProgram:
-    return program_of(model, cpu_nodes=kept) if model.typed else only(on_htp(choice, model.selection))
+def chosen_program(model: OneModel, choice: Choice, cpu_nodes: tuple[str, ...] = ()) -> ExecutorchProgram:
+    return program_of(model, cpu_nodes=cpu_nodes) if model.typed else only(on_htp(choice, model.selection))
 
 
 def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
@@ -137,7 +137,7 @@ def scores_of(model: OneModel, program: ExecutorchProgram, asked: ScoreRequest) 
         as_json(asked),
         title="scores",
         reply=Scores,
-        accepts=lambda program, result: not result.read(Scores).left,
+        accepts=lambda program, result: not result.read(Scores).rest,
     )
     return answered(step, Scores)
 

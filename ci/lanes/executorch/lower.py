@@ -388,9 +388,9 @@ def _with_workaround(
         brief = time.process_time() - begun < SEARCHED_SECONDS
         if not (workaround := workaround_of(search, error, lower, brief=brief)):
             raise
-        if workaround.lowered is None:
-            raise _failed(workaround, workaround.tried) from error
-        return workaround.lowered, workaround
+        if workaround.lowering is None:
+            raise _failed(workaround, workaround.attempt) from error
+        return workaround.lowering, workaround
 
 
 def _dies_of(

@@ -111,7 +111,9 @@ def diverge(chip_model: ChipModel, request: DivergenceRequest) -> DivergenceResu
     began = time.monotonic()
     graph = graph_of(chip_model)
     chip = EmulatedTrial(chip_model, Runner.ordered(request.runner), request.into)
-    suspects = suspects_of(graph, chip_model.run.precision, chip_model.soc, request.versions, request.whole)
+    suspects = suspects_of(
+        graph, chip_model.run.precision, chip_model.soc, request.versions, request.program_db
+    )
     left = replace(request, seconds=request.seconds - (time.monotonic() - began))
     return Divergence(graph, chip, left, partial(keep_partial, request.into), suspects).search()
 

@@ -46,7 +46,7 @@ from provisioning.base.files import hash_file
 from provisioning.known_faults import SuspectedFault, faults_of
 
 
-def chosen_program(model: OneModel, choice: Choice, _kept: tuple[str, ...] = ()) -> OnnxProgram:
+def chosen_program(model: OneModel, choice: Choice, _cpu_nodes: tuple[str, ...] = ()) -> OnnxProgram:
     return program_of(model) if model.typed else only(chosen_programs(choice, model.selection))
 
 
