@@ -152,13 +152,13 @@ def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | Non
 
 def require_writable(folder: Path, flag: str) -> None:
     """Before an hour of compiling: the folder can be made and written to."""
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir():
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not parent.is_dir():
         raise UsageError(
-            f"{nearest}: expected a folder for {flag}, found a file", fix=f"name a folder with {flag}"
+            f"{parent}: expected a folder for {flag}, found a file", fix=f"name a folder with {flag}"
         )
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UsageError(f"{nearest} cannot be written to", fix=f"name another folder with {flag}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{parent} cannot be written to", fix=f"name another folder with {flag}")
 
 
 def alone_in(folder: Path, role: str) -> BaseFileLock:

@@ -401,15 +401,15 @@ def linked_into(shipped: Iterable[CMakeTarget], candidates: Iterable[CMakeTarget
         for artifact in target.artifacts:
             by_file.setdefault(artifact.name, []).append(target)
     members: dict[tuple[Path, str], CMakeTarget] = {}
-    waiting = list(shipped)
-    while waiting:
-        target = waiting.pop()
+    queue = list(shipped)
+    while queue:
+        target = queue.pop()
         if members.setdefault((target.build, target.identity), target) is not target:
             continue
         # A project that uses the installed libraries of another one names them by their files.
-        waiting += [library for name in target.linked for library in by_file.get(name, ())]
+        queue += [library for name in target.linked for library in by_file.get(name, ())]
         parts = (by_identity.get((target.build, part)) for part in target.parts)
-        waiting += [part for part in parts if part is not None and part.kind == "OBJECT_LIBRARY"]
+        queue += [part for part in parts if part is not None and part.kind == "OBJECT_LIBRARY"]
     return list(members.values())
 
 
@@ -420,10 +420,10 @@ def files_read(targets_: Iterable[CMakeTarget], dependencies: Mapping[Path, str]
     owners = list(targets_)
     for target in owners:
         yield from target.sources
-    for build, printed in dependencies.items():
+    for build, text in dependencies.items():
         prefixes = tuple(target.objects for target in owners if target.build == build)
         inside = False
-        for line in printed.splitlines():
+        for line in text.splitlines():
             if line.startswith("    "):
                 if inside:
                     yield build / line[4:]

@@ -257,7 +257,7 @@ def _copy(plan: RunnerPlan, cached: CachedResult, stage: StageRun, glibc: str) -
 def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> bool:
     """Build the runner unless dist/ already has it; returns whether its files are good."""
     with alone_in(plan.folder, "build"), alone_in(plan.dist, "dist"):
-        begun = time.monotonic()
+        start = time.monotonic()
         results = CachedResults(plan.store, KIND)
         key = plan.key(results)
         cached = None if clean else results.find(key)
@@ -275,7 +275,7 @@ def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bo
             for place, digest in files.items()
         ]
     stage.metrics |= {
-        "build_seconds": round(time.monotonic() - begun, 2),
+        "build_seconds": round(time.monotonic() - start, 2),
         "executorch": plan.executorch.version,
         "compiler": plan.compiler.identity,
         "cmake": plan.cmake.version,

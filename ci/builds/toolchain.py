@@ -44,13 +44,13 @@ class BuildTool:
 def find_program(*names: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
     """The first program on PATH of one of these names that runs; else an error that says why it does not, or
     names its package."""
-    silent: list[str] = []
+    reasons: list[str] = []
     for name in names:
-        if program := next(_running(name, environ, silent), None):
+        if program := next(_running(name, environ, reasons), None):
             return program
-    if silent:
+    if reasons:
         raise EnvironmentLacking(
-            "; ".join(silent), fix="run it by hand, and reinstall it or put another one before it on PATH"
+            "; ".join(reasons), fix="run it by hand, and reinstall it or put another one before it on PATH"
         )
     if len(names[0].split()) > 1:
         raise EnvironmentLacking(
@@ -72,12 +72,12 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> BuildTool:
 
 def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> BuildTool:
     """This interpreter's CMake or one on PATH, not older than `floor`."""
-    old = []
+    versions = []
     for cmake in _running("cmake", environ, [], beside_python=True):
         if version_key(cmake.version) >= version_key(floor):
             return cmake
-        old.append(f"{cmake.version} at {cmake.path}")
-    listing = f"found {' and '.join(old)}" if old else "found none"
+        versions.append(f"{cmake.version} at {cmake.path}")
+    listing = f"found {' and '.join(versions)}" if versions else "found none"
     raise EnvironmentLacking(
         f"CMake: expected {floor} or newer, {listing}",
         fix=quoted(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
@@ -94,13 +94,13 @@ def find_ninja() -> BuildTool:
 
 
 def _running(
-    name: str, environ: Mapping[str, str], silent: list[str], *, beside_python: bool = False
+    name: str, environ: Mapping[str, str], reasons: list[str], *, beside_python: bool = False
 ) -> Iterator[BuildTool]:
-    """The programs of that name that say what they are. Appends to `silent` why others do not."""
+    """The programs of that name that say what they are. Appends to `reasons` why others do not."""
     folders = [str(Path(sys.executable).parent)] if beside_python else []
     folders += environ.get("PATH", os.defpath).split(os.pathsep)
-    on_path = (shutil.which(name, path=folder) for folder in dict.fromkeys(folders) if folder)
-    for program in [name] if os.sep in name else filter(None, on_path):
+    programs = (shutil.which(name, path=folder) for folder in dict.fromkeys(folders) if folder)
+    for program in [name] if os.sep in name else filter(None, programs):
         path = Path(program).absolute()  # CMake runs elsewhere, and takes no relative path for a compiler.
         if not path.exists():
             continue
@@ -108,7 +108,7 @@ def _running(
         if identity:
             yield BuildTool(path, identity)
         else:
-            silent.append(f"{path} does not say its version: {why_not}")
+            reasons.append(f"{path} does not say its version: {why_not}")
 
 
 _C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}

@@ -265,12 +265,12 @@ def link_with_copies(tree: Path, copies: Collection[str], into: Path, folders: C
     `folders` are made and not linked, with their parents: `..` in a path through them stays in `into`."""
     own_folders = _with_parents([*copies, *folders]) - set(copies)
     _link(tree, into, own_folders, lambda place: place in copies)
-    without = shutil.ignore_patterns(REPOSITORY)
+    ignore = shutil.ignore_patterns(REPOSITORY)
     for folder in copies:
         shutil.copytree(
             tree / folder,
             into / folder,
-            ignore=without,
+            ignore=ignore,
             copy_function=_copy,
             ignore_dangling_symlinks=True,
             dirs_exist_ok=True,
@@ -303,13 +303,13 @@ def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profil
     part.replace(into)
 
 
-def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str], bool]) -> None:
+def _link(tree: Path, into: Path, folders: Iterable[str], skip: Callable[[str], bool]) -> None:
     """Create these folders, and link everything else that they contain in the tree."""
     for folder in sorted(folders):
         (into / folder).mkdir(parents=True, exist_ok=True)
         entries = (tree / folder).iterdir() if (tree / folder).is_dir() else ()
         places = {str(path.relative_to(tree)) for path in entries if path.name != REPOSITORY}
-        links = {place for place in places if place not in folders and not without(place)}
+        links = {place for place in places if place not in folders and not skip(place)}
         for path in (into / folder).iterdir():
             if path.is_symlink() and str(path.relative_to(into)) not in links:
                 path.unlink()

@@ -137,8 +137,8 @@ def _variables(plan: SourcePlan, python: str) -> dict[str, str]:
 
 
 def _options(plan: SourcePlan) -> dict[str, str]:
-    defined = {**OPTIONS, **plan.toolchain.definitions, "CMAKE_BUILD_TYPE": plan.build_type}
-    arguments = [f"-D{name}={value}" for name, value in defined.items()]
+    definitions = {**OPTIONS, **plan.toolchain.definitions, "CMAKE_BUILD_TYPE": plan.build_type}
+    arguments = [f"-D{name}={value}" for name, value in definitions.items()]
     arguments += [text if text.startswith("-") else f"-D{text}" for text in plan.extra]
     return {
         "EXECUTORCH_BUILDING_WHEEL": "1",

@@ -189,7 +189,7 @@ def last_words(text: str) -> tuple[str, str]:
 
     For a crash in native code: Python's message, and the innermost frame."""
     lines = [line for line in map(one_line, text.splitlines()) if line and not line.startswith(NOX)]
-    crash = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
+    crash = next((index for index, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
     if crash is not None:
         frame = next((line for line in lines[crash:] if line.startswith("File ")), "")
         return f"{lines[crash]} {frame}".rstrip(), ""

@@ -69,13 +69,13 @@ class GateTable(Model):
                     raise ValueError(f"row.{name}.ignores: there is no ignored_changes.{group}")
             if unknown := set(row.replaces) - set(self.row):
                 raise ValueError(f"row.{name}.replaces: there is no row {', '.join(sorted(unknown))}")
-        earlier: list[str] = []
+        names: list[str] = []
         for stage in self.stage:
-            if late := set(stage.needs) - set(earlier):
+            if late := set(stage.needs) - set(names):
                 raise ValueError(
                     f"stage {stage.name} needs {', '.join(sorted(late))}, which is no earlier stage"
                 )
-            earlier.append(stage.name)
+            names.append(stage.name)
         return self
 
     def ignored_by(self, row: CiJob) -> tuple[str, ...]:

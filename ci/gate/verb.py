@@ -162,16 +162,16 @@ def run_stages(
     _unfinished(stages, flags, selection).write(selection.reports)
     results: dict[str, StageResult] = {}
     for stage in stages:
-        typed = session(stage.name, *flags, *stage.flags)
+        call = session(stage.name, *flags, *stage.flags)
         failed = [need for need in stage.needs if not results[need].lets_others_run]
         if stage.name not in names:
             reason = "left out by --only or --skip"
-            result = StageResult(did_not_run(stage.name, reason, typed, due=False))
+            result = StageResult(did_not_run(stage.name, reason, call, due=False))
         elif any(result.code == INTERRUPTED for result in results.values()):
-            result = StageResult(did_not_run(stage.name, "the gate was interrupted", typed))
+            result = StageResult(did_not_run(stage.name, "the gate was interrupted", call))
         elif failed:
             reason = f"needs {' and '.join(failed)}, which did not pass"
-            result = StageResult(did_not_run(stage.name, reason, typed))
+            result = StageResult(did_not_run(stage.name, reason, call))
         else:
             result = run_stage(stage, flags, selection, echo=echo)
         if stage.name in names:
@@ -198,12 +198,12 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, e
     log = log_of(stage.name, selection.reports)
     # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
     python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program]
-    typed = session(stage.name, *flags)
-    with folded(stage.name, typed, os.environ) if echo else at_work(f"{stage.name} into {log}", interval=60):
+    call = session(stage.name, *flags)
+    with folded(stage.name, call, os.environ) if echo else at_work(f"{stage.name} into {log}", interval=60):
         sys.stdout.flush()
         code = supervise([*python, stage.name, *flags], os.environ, log, echo=1 if echo else None)
     duration = round(time.monotonic() - start, 3)
-    result = judge(stage, code, selection, duration, typed)
+    result = judge(stage, code, selection, duration, call)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
     return replace(result, report=report)
 

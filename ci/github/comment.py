@@ -256,20 +256,20 @@ def read(archive: bytes) -> Changes:
         ) from error
 
 
-def together(several: Sequence[Changes]) -> Changes:
+def together(calls: Sequence[Changes]) -> Changes:
     """Of several calls of the gate, whose programs are different ones."""
-    worst_first = sorted((row for changes in several for row in changes.changes), key=rank)
+    worst_first = sorted((row for changes in calls for row in changes.changes), key=rank)
 
     def total(counts: Iterable[int]) -> int:
         return min(MOST_PROGRAMS, sum(counts))
 
     return Changes(
         schema=1,
-        compared=total(changes.compared for changes in several),
-        not_compared=total(changes.not_compared for changes in several),
-        worse=total(changes.worse for changes in several),
+        compared=total(changes.compared for changes in calls),
+        not_compared=total(changes.not_compared for changes in calls),
+        worse=total(changes.worse for changes in calls),
         changes=tuple(worst_first[:MOST_CHANGES]),
-        left_out=total([len(worst_first[MOST_CHANGES:]), *(changes.left_out for changes in several)]),
+        left_out=total([len(worst_first[MOST_CHANGES:]), *(changes.left_out for changes in calls)]),
     )
 
 
@@ -283,15 +283,15 @@ def text_of(comparison: Changes | None, run: GateRun, place: str) -> str:
         "",
         f"{mark} [The run]({place}) of {code(run.commit[:12])} ended with {cell(run.conclusion)}. {sentence}",
     ]
-    rows = list(map(row_of, comparison.changes)) if comparison else []
-    if not rows:
+    if comparison is None or not comparison.changes:
         return "\n".join(lines) + "\n"
+    rows = list(map(row_of, comparison.changes))
     lines += ["", "| program | what | before | now |", "| --- | --- | ---: | ---: |"]
     room = LONGEST - sum(len(line) + 1 for line in lines)
     count = 0
     while count < len(rows) and (room := room - len(rows[count]) - 1) > 0:
         count += 1
-    more = len(rows) - count + (comparison.left_out if comparison else 0)
+    more = len(rows) - count + comparison.left_out
     return "\n".join([*lines, *rows[:count], *(["", f"And {more:,} more."] if more else [])]) + "\n"
 
 

@@ -124,10 +124,10 @@ def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
         merge(choice, reasons, lambda most: shards(caller.shards or most))
     jobs = []
     for name, row in choice.items():
-        of_row = list(jobs_of(name, row, caller, flags, shards))
-        if not of_row:
+        entries = list(jobs_of(name, row, caller, flags, shards))
+        if not entries:
             reasons[name] = "left out: the suite has no program for it"
-        jobs += of_row
+        jobs += entries
     for name, why in reasons.items():
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
     begin = artifact_name("reports", caller.call)
@@ -226,10 +226,10 @@ def choose(
     for name, row in rows.items():
         if not explicit and not caller.has(row):
             continue
-        lacking = caller.missing_input(row)
-        if explicit and lacking:
+        need = caller.missing_input(row)
+        if explicit and need:
             raise UsageError(
-                f"the job {name} was named, and needs {lacking}",
+                f"the job {name} was named, and needs {need}",
                 fix="give gate.yml that input, or leave the job out of stages",
             )
         sooner = next((file for file in changes or () if matches(file, row.sooner)), "")
@@ -237,8 +237,8 @@ def choose(
         if waits and not sooner and not (row.sooner and changes is None):
             reasons[name] = "left out: runs nightly"
             continue
-        if lacking:
-            reasons[name] = f"left out: needs {lacking}"
+        if need:
+            reasons[name] = f"left out: needs {need}"
             continue
         if row.replaces and (explicit or caller.is_self):
             reasons[name] = f"left out: it stands for {', '.join(row.replaces)}"
@@ -263,16 +263,12 @@ def choose(
 def merge(choice: dict[str, CiJob], reasons: dict[str, str], shards: Shards) -> None:
     """One job where another machine takes longer to be ready than it would work."""
     for name, row in [(name, row) for name, row in choice.items() if row.replaces]:
-        counts = [
-            choice[replaced].suite
-            for replaced in row.replaces
-            if replaced in choice and choice[replaced].suite
-        ]
-        few = bool(counts) and len(shards(max(counts))) == 1
-        for loser in row.replaces if few else (name,):
+        counts = [choice[part].suite for part in row.replaces if part in choice and choice[part].suite]
+        one_job = bool(counts) and len(shards(max(counts))) == 1
+        for loser in row.replaces if one_job else (name,):
             if choice.pop(loser, None):
                 reasons[loser] = (
-                    f"left out: the job {name} does it" if few else "left out: too much for one job"
+                    f"left out: the job {name} does it" if one_job else "left out: too much for one job"
                 )
 
 
@@ -286,8 +282,8 @@ def jobs_of(
         # Other lanes have jobs of their own.
         skips = [part for stage in caller.stage_suites for part in ("--skip", stage)]
         parts = [("", shlex.join(["--target", row.targets, *flags, *skips]))]
-    elif own := caller.suites_of(row):
-        parts = _in_shards(shlex.join(_flags_of(own, caller.tags)), caller.shards)
+    elif suites := caller.suites_of(row):
+        parts = _in_shards(shlex.join(_flags_of(suites, caller.tags)), caller.shards)
     elif row.suite:
         most = caller.shards or row.suite
         parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in shards(most)]

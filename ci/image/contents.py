@@ -249,17 +249,17 @@ def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) 
     text, builds = lock.read_text(encoding="utf-8"), torch / CPU
     # A lock file names torch, and does not pin it.
     line = re.search(r"^# torch: ", text, re.MULTILINE)
-    recorded = builds.read_text(encoding="utf-8") if line else ""
+    pins = builds.read_text(encoding="utf-8") if line else ""
 
     def fetch() -> None:
         sys.stderr.write(f"fetching the wheels of {lock.stem}\n")
         _download(["--require-hashes", "-r", str(lock)], folder, system)
         (folder / "lock.txt").write_text(text, encoding="utf-8")
-        if recorded:
+        if pins:
             _download_torch(builds, folder, system)
-            (folder / "torch.txt").write_text(recorded, encoding="utf-8")
+            (folder / "torch.txt").write_text(pins, encoding="utf-8")
 
-    keep(folder, f"{system.python} {system.glibc}\n{text}{recorded}", fetch)
+    keep(folder, f"{system.python} {system.glibc}\n{text}{pins}", fetch)
 
 
 def _download_torch(builds: Path, folder: Path, system: System) -> None:
@@ -402,7 +402,7 @@ def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str
     """The layers of two builds that share nothing but the base, and the commands of those that differ. Builds
     that differ are kept, to be compared file by file."""
     tags = compared_tags(order.plan)
-    differing: list[str] = []
+    differences: list[str] = []
     try:
         for tag in tags:
             build(order, engine, tag)
@@ -411,10 +411,10 @@ def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str
         own = (digests[-len(order.plan.layers) :] for digests in layers)
         for layer, one, other in zip(order.plan.layers, *own, strict=True):
             if one != other:
-                differing.append(quoted(*layer))
-        return layers, differing
+                differences.append(quoted(*layer))
+        return layers, differences
     finally:
-        for tag in () if differing else tags:
+        for tag in () if differences else tags:
             engine.remove(tag)
 
 

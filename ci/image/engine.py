@@ -112,32 +112,32 @@ def connected() -> Iterator[Engine]:
 
     import docker
 
-    where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
-    if where.startswith("unix://"):
+    address = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+    if address.startswith("unix://"):
         # First, because docker's SDK would leave a socket open.
         try:
             with socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(where.removeprefix("unix://"))
+                probe.connect(address.removeprefix("unix://"))
         except OSError as error:
-            raise error_of(f"{UNREACHED}: {error}", where) from error
+            raise error_of(f"{UNREACHED}: {error}", address) from error
     try:
         with closing(docker.from_env()) as client:
             yield Engine(client)
     except (docker.errors.DockerException, requests.RequestException) as error:
-        raise error_of(str(error), where) from error
+        raise error_of(str(error), address) from error
 
 
-def error_of(message: str, where: str) -> ToolkitError:
+def error_of(message: str, address: str) -> ToolkitError:
     if NO_SPACE in message.lower():
         return out_of_disk(message)
     if UNREACHED not in message:
         return CheckFailed(f"the container engine failed: {message}", fix="docker info")
     if "Permission denied" in message:
         fix = "sudo usermod -aG docker $USER, and log in again"
-        return EnvironmentLacking(f"the container engine runs, but you may not use it ({where})", fix=fix)
+        return EnvironmentLacking(f"the container engine runs, but you may not use it ({address})", fix=fix)
     fix = f"systemctl start docker, or {INSTALL}"
     reason = message.removeprefix(f"{UNREACHED}: ")
-    return EnvironmentLacking(f"no container engine answers at {where}: {reason}", fix=fix)
+    return EnvironmentLacking(f"no container engine answers at {address}: {reason}", fix=fix)
 
 
 def out_of_disk(message: str) -> EnvironmentLacking:

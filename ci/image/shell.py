@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         owner = engine.owner
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    where = Path(Parser.started_in or Path.cwd())
+    folder = Path(Parser.started_in or Path.cwd())
     argv = docker_run(
-        plan, command or ["bash"], owner=owner, terminal=terminal, environ=os.environ, where=where
+        plan, command or ["bash"], owner=owner, terminal=terminal, environ=os.environ, cwd=folder
     )
     sys.stdout.flush()
     sys.stderr.flush()
@@ -68,20 +68,20 @@ def docker_run(
     owner: str,
     terminal: bool,
     environ: Mapping[str, str],
-    where: Path,
+    cwd: Path,
     root: Path = ROOT,
 ) -> list[str]:
     """The command line. The checkout keeps its path, since build folders contain it."""
     uid = int(owner.partition(":")[0])
     argv = ["docker", "run", "--rm", "--init", "--interactive", *(["--tty"] if terminal else [])]
     argv += ["--user", owner, "--read-only", "--tmpfs", "/tmp:exec,mode=1777"]  # noqa: S108
-    folders = (root,) if where.is_relative_to(root) else (root, where)
+    folders = (root,) if cwd.is_relative_to(root) else (root, cwd)
     argv += [word for folder in folders for word in ("--volume", f"{folder}:{folder}")]
     # One volume for each user, because users may not write each other's files.
     argv += ["--mount", f"type=volume,source=qnn-ci-{uid},target={CACHE}"]
     # By name alone: an index's address may have a password.
     argv += [word for name in PASSED_ON if name in environ for word in ("--env", name)]
-    return [*argv, "--workdir", str(where), plan.tag, *command]
+    return [*argv, "--workdir", str(cwd), plan.tag, *command]
 
 
 def check(plan: ImagePlan, engine: Engine) -> None:

@@ -148,14 +148,14 @@ def _compare(stage: StageRun, order: Order, engine: Engine) -> None:
 
     name = order.plan.name
     sys.stderr.write(f"building {name} twice; the log is {order.log}\n")
-    layers, differing = build_twice(order, engine)
+    layers, differences = build_twice(order, engine)
     stage.metrics["layers"] = [[*digests] for digests in layers]
-    if not differing:
+    if not differences:
         message = f"two builds have the same {len(layers[0])} layers"
         stage.add("image-reproducible", Severity.NOTE, name, message)
     first, second = compared_tags(order.plan)
-    saved = f"docker save -o first.tar {first}; docker save -o second.tar {second}"
-    fix = f"{saved}; diffoscope first.tar second.tar"
-    for command in differing:
+    save = f"docker save -o first.tar {first}; docker save -o second.tar {second}"
+    fix = f"{save}; diffoscope first.tar second.tar"
+    for command in differences:
         message = f"two builds differ: the layer of {command}"
         stage.add("image-reproducible", Severity.ERROR, name, message, fix)

@@ -262,9 +262,9 @@ class _Evaluation:
         if not folder:
             # The older form: a path with slashes only.
             folder, _, name = label.rpartition("/")
-        cell, slashes, below = folder.removeprefix("@").partition("//")
+        cell, slashes, path_in_cell = folder.removeprefix("@").partition("//")
         if slashes and (begins := self._cells.get(cell)) is not None:
-            path = normal(posixpath.join(begins, below, name))
+            path = normal(posixpath.join(begins, path_in_cell, name))
             if path in self.tree.files:
                 return path
         where = self._in_tree(folder)
@@ -296,12 +296,12 @@ class _Evaluation:
         Raises LookupError if one is used as anything else."""
         text = self.tree.read(self.open[-1])
         names = {own: name for origin, names in loads(text) if origin == label for own, name in names.items()}
-        lacking = {own: name for own, name in names.items() if name not in definitions}
-        if values := lacking.keys() & used_as_values(text):
+        gaps = {own: name for own, name in names.items() if name not in definitions}
+        if values := gaps.keys() & used_as_values(text):
             raise LookupError(f"{min(values)} comes from {label}, {why}")
         return [
             f"{name} = make_undefined({', '.join(map(json.dumps, (name, label, why)))})"
-            for name in lacking.values()
+            for name in gaps.values()
         ]
 
     def _stand_in(self, label: str, load: Load) -> Any:
@@ -357,22 +357,22 @@ class _Evaluation:
             if option not in ("include_dotfiles", "exclude_directories", "allow_empty"):
                 raise ValueError(f"glob() with {option}")
         members: set[str] = set()
-        left_out: set[str] = set()
+        exclusions: set[str] = set()
         for pattern in include:
             members |= self._matched(stack, pattern, frozenset(), exclude=False)
         for pattern in exclude:
-            left_out |= self._matched(stack, pattern, frozenset(members), exclude=True)
+            exclusions |= self._matched(stack, pattern, frozenset(members), exclude=True)
         start = len(self.package) + 1 if self.package else 0
-        return sorted(path[start:] for path in members - left_out)
+        return sorted(path[start:] for path in members - exclusions)
 
-    def _matched(self, stack: str, pattern: str, among: frozenset[str], *, exclude: bool) -> frozenset[str]:
+    def _matched(self, stack: str, pattern: str, files: frozenset[str], *, exclude: bool) -> frozenset[str]:
         paths = self.tree.match(pattern, self.package)
         # The globs of a package stop where another one begins below it.
-        above = f"{self.package}/" if self.package else ""
-        inner = tuple(f"{name}/" for name in self._packages if name.startswith(above) and name)
-        paths = frozenset(path for path in paths if not path.startswith(inner))
+        prefix = f"{self.package}/" if self.package else ""
+        subpackages = tuple(f"{name}/" for name in self._packages if name.startswith(prefix) and name)
+        paths = frozenset(path for path in paths if not path.startswith(subpackages))
         if exclude:
-            paths &= among
+            paths &= files
         place = self._place(stack, pattern)
         self.side.globs.append(Glob(pattern, self.package, place, paths, exclude))
         return paths
@@ -478,8 +478,8 @@ class _Evaluation:
         elif attribute == "link_whole":
             library.archive = self._place_of_attribute(library, attribute) if value else None
         elif attribute == "platforms":
-            names = value if isinstance(value, (list, tuple)) else [value] if value else []
-            library.platforms = tuple(map(str, names))
+            names = value if isinstance(value, (list, tuple)) else [value]
+            library.platforms = tuple(str(name) for name in names if name)
         elif attribute in _NOT_COMPARED or not value or isinstance(value, (bool, int)):
             return
         elif library.kind in self.rules.other_rules:

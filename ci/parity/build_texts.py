@@ -48,17 +48,17 @@ def loads(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     for node in ast.walk(_syntax(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load":
             words = [(str(word.arg), word.value) for word in node.keywords]
-            renamed = {own: str(name.value) for own, name in words if isinstance(name, ast.Constant)}
+            aliases = {own: str(name.value) for own, name in words if isinstance(name, ast.Constant)}
             texts = [str(text.value) for text in node.args if isinstance(text, ast.Constant)]
             label, *names = texts or [""]
-            yield label, {name: name for name in names} | renamed
+            yield label, {name: name for name in names} | aliases
 
 
 def used_as_values(text: str) -> set[str]:
     """Names that a text uses otherwise than to call them."""
     nodes = [*ast.walk(_syntax(text))]
-    called = {node.func for node in nodes if isinstance(node, ast.Call)}
-    return {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}
+    callees = {node.func for node in nodes if isinstance(node, ast.Call)}
+    return {node.id for node in nodes if isinstance(node, ast.Name) and node not in callees}
 
 
 def nearest(strings: Sequence[Literal], value: str, line: int) -> Literal | None:

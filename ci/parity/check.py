@@ -48,18 +48,18 @@ def check(tree: Tree, mapping: Mapping, file: Path, cmake: MappingOf[str, Side] 
     """`file` is the mapping's; `cmake` has CMake's sides, if its files were evaluated already."""
     with ThreadPoolExecutor(1) as thread:
         # CMake's processes run while Buck's files are evaluated here.
-        waiting = None if cmake else thread.submit(cmake_sides, tree, mapping)
+        future = None if cmake else thread.submit(cmake_sides, tree, mapping)
         bucks = buck.evaluate(tree, mapping)
-        cmakes = waiting.result() if waiting else cmake or {}
+        cmakes = future.result() if future else cmake or {}
     findings = Findings(mapping, file)
     for variant in mapping.variants:
         pairs.compare(findings, variant, bucks[variant.name], cmakes[variant.name])
     _Everything(
         findings, tree, [side for sides in bucks.values() for side in sides], [*cmakes.values()]
     ).check()
-    settled = findings.settled(tree)
-    errors = tuple(difference for difference in settled if not difference.note)
-    notes = tuple(difference for difference in settled if difference.note)
+    differences = findings.settled(tree)
+    errors = tuple(difference for difference in differences if not difference.note)
+    notes = tuple(difference for difference in differences if difference.note)
     return Checked(errors, notes, bucks, cmakes)
 
 
@@ -129,14 +129,14 @@ class _Everything:
                 self.report("parity-unknown-file", TreePlace(path, 1), path, _TREE)
         self._listings(names)
 
-    def _other_builds(self, evaluated: set[str]) -> dict[str, str]:
+    def _other_builds(self, folders: set[str]) -> dict[str, str]:
         """The texts of build files that nothing evaluated, such as a Makefile of an example, by directory."""
         paths = [path for root in self.scope.roots for path in self.tree.under(root)]
         return {
             folder: re.sub("#.*", "", self.tree.read(path))
             for path in paths
             if posixpath.basename(path) in self.scope.other_builds
-            and (folder := posixpath.dirname(path)) not in evaluated
+            and (folder := posixpath.dirname(path)) not in folders
         }
 
     def _listings(self, names: set[str]) -> None:
@@ -156,7 +156,7 @@ class _Everything:
         module is one finding."""
         rule = "parity-unknown-file"
         modules = [path for path in names if is_python(path)]
-        peopled = {"", *(folder for path in modules for folder in _folders(path))}
+        ancestors = {"", *(folder for path in modules for folder in _folders(path))}
         listed_folders = {posixpath.dirname(path) for path in modules}
         packages: dict[str, list[str]] = {}
         for path in unknown:
@@ -168,12 +168,12 @@ class _Everything:
             if posixpath.dirname(path) in listed_folders:
                 self.report(rule, TreePlace(path, 1), path, _TREE, case="module")
                 continue
-            folders = [folder for folder in _folders(path) if folder not in peopled]
+            folders = [folder for folder in _folders(path) if folder not in ancestors]
             packages.setdefault(folders[-1] if folders else posixpath.dirname(path), []).append(path)
         for folder, paths in packages.items():
             deep = "**/" if any(posixpath.dirname(path) != folder for path in paths) else ""
-            many = f"any of the {len(paths)} Python files of {folder}"
-            words = {"files": paths[0] if len(paths) == 1 else many}
+            listing = f"any of the {len(paths)} Python files of {folder}"
+            words = {"files": paths[0] if len(paths) == 1 else listing}
             place = TreePlace(paths[0], 1)
             self.report(rule, place, f"{folder}/{deep}*.py", _TREE, words, case="package")
 
@@ -223,11 +223,11 @@ class _Everything:
     def _labels(self) -> None:
         """Every label of a package that was evaluated must be declared there. One of another package is a
         dependency that no entry of the mapping names, if it is misspelled."""
-        evaluated = {package for side in self.bucks for package in side.packages} - self.failed
+        packages = {package for side in self.bucks for package in side.packages} - self.failed
         declared = {label for side in self.bucks for label in side.declared}
         labels = {(item.name, item.place.file): item for side in self.bucks for item in side.labels}
         for item in labels.values():
-            if package_of(item.name) in evaluated and item.name not in declared:
+            if package_of(item.name) in packages and item.name not in declared:
                 self.report("parity-label-missing", item.place, item.name, item.place.file)
 
     def _packages(self) -> None:
@@ -242,9 +242,9 @@ class _Everything:
         """A pattern of a shared macro may match in one directory and not in the next: it is empty only if it
         never matches."""
         uses = [use for side in self.sides for use in side.globs]
-        matching = {(use.place, use.pattern, use.exclude) for use in uses if use.matched}
+        matches = {(use.place, use.pattern, use.exclude) for use in uses if use.matched}
         for use in uses:
-            if (use.place, use.pattern, use.exclude) not in matching:
+            if (use.place, use.pattern, use.exclude) not in matches:
                 rule = "parity-exclude-empty" if use.exclude else "parity-glob-empty"
                 self.report(rule, use.place, use.pattern, use.place.file)
 

@@ -161,9 +161,9 @@ class _Reader:
         best: tuple[int, int] | None = None
         for word in command.words if command else ():
             if last and last in word.literal:
-                alike = len(posixpath.commonprefix((element[::-1], word.literal[::-1])))
-                if best is None or alike > best[0]:
-                    best = alike, word.line
+                length = len(posixpath.commonprefix((element[::-1], word.literal[::-1])))
+                if best is None or length > best[0]:
+                    best = length, word.line
         return best[1] if best else None
 
     def _declaration(self, target: str) -> TreePlace:
@@ -216,24 +216,24 @@ class _Reader:
     def _standard(self, target: Mapping[str, str]) -> NamedItem | None:
         """The newest standard that is requested anywhere, as CMake decides."""
         name, place = target["NAME"], self._declaration(target["NAME"])
-        requested: dict[str, set[str]] = {}
+        texts: dict[str, set[str]] = {}
         """The texts that ask for each."""
         for key, pattern in (("CXX_STANDARD", r"(.+)"), ("COMPILE_FEATURES", r"cxx_std_(.+)")):
             for element, text in self._elements(target, key):
                 match = re.fullmatch(pattern, element)
                 if match and match[1].isdecimal():
-                    requested.setdefault(match[1], set()).update((key, text))
+                    texts.setdefault(match[1], set()).update((key, text))
                 elif match:
                     why = f"{name} needs a C++ standard, which is a number"
                     self._trouble(NotEvaluated(self._place(name, element, text), plain(text), why))
-        if not requested:
+        if not texts:
             return None
-        number = max(requested, key=lambda standard: int(standard) % 98)
+        number = max(texts, key=lambda standard: int(standard) % 98)
         folder = in_tree(target["SOURCE_DIR"], "") or ""
         for event in self.trace.events:
             around = not event.folder or f"{folder}/".startswith(f"{event.folder}/")
             sets = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
-            own = name in event.args and requested[number] & {*event.args}
+            own = name in event.args and texts[number] & {*event.args}
             if (sets and around) or own:
                 place = event.place
         return NamedItem(number, place)
@@ -241,8 +241,8 @@ class _Reader:
     def _scoped(self, target: Mapping[str, str], name: str) -> list[tuple[str, str, str]]:
         """Elements of a property and of its INTERFACE twin, with their texts and scopes."""
         own = self._elements(target, name)
-        handed = self._elements(target, f"INTERFACE_{name}", linking=False)
-        elements = {element for element, _ in handed}
+        exports = self._elements(target, f"INTERFACE_{name}", linking=False)
+        elements = {element for element, _ in exports}
         names = {element for element, _ in own}
         interface = target["TYPE"] == "INTERFACE_LIBRARY"
         return [
@@ -251,7 +251,7 @@ class _Reader:
                 for item, text in own
                 if not interface
             ),
-            *((item, text, "INTERFACE") for item, text in handed if interface or item not in names),
+            *((item, text, "INTERFACE") for item, text in exports if interface or item not in names),
         ]
 
     def _elements(
@@ -339,8 +339,8 @@ class _Reader:
             return [element for kind, elements in parts for element in elements if kind in kinds]
 
         self.generated |= {in_tree(name, event.folder) for name in elements_of("OUTPUT", "BYPRODUCTS")}
-        working = elements_of("WORKING_DIRECTORY")
-        folders = [event.folder, *(in_tree(folder, event.folder) or "" for folder in working)]
+        directories = elements_of("WORKING_DIRECTORY")
+        folders = [event.folder, *(in_tree(folder, event.folder) or "" for folder in directories)]
         inputs, name = elements_of("DEPENDS", "IMPLICIT_DEPENDS"), ";".join(elements_of("OUTPUT"))
         for kind, elements in parts:
             if kind == "COMMAND" and elements:
@@ -355,12 +355,12 @@ class _Reader:
     ) -> Iterator[tuple[str, NamedItem]]:
         for element in (element for element in elements if not element.startswith("-")):
             paths = [path for folder in folders if (path := in_tree(element, folder)) is not None]
-            existing = [path for path in paths if path in self.tree.files]
-            for path in existing or paths[-1:]:
+            files = [path for path in paths if path in self.tree.files]
+            for path in files or paths[-1:]:
                 line = self._line(event, path)
                 place = TreePlace(event.file, line) if line else self._writing(path) or event.place
                 item = NamedItem(path, place)
-                if existing:
+                if files:
                     yield path, item
                 elif path.endswith((*SCHEMAS, ".yaml")) and path not in self.generated:
                     self.result.missing_files.append(item)
@@ -392,12 +392,12 @@ def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) ->
     tainted = set(trace.unknown)
     own_names = _assigned(trace, texts)
     names = own_names | trace.variables
-    fixed = {name: value for name, value in project.variables.items() if name not in own_names}
+    constants = {name: value for name, value in project.variables.items() if name not in own_names}
     lines = {file: by_line(text) for file, text in texts.items()}
     targets = project.targets | {
         event.args[0] for event in trace.events if event.args and event.command in DECLARING
     }
-    own = {
+    functions = {
         command.words[0].text.lower()
         for text in texts.values()
         for command in commands(text)
@@ -405,11 +405,11 @@ def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) ->
     }
     for event in trace.events:
         command = lines[event.file].get((event.line, event.command))
-        if command is None or event.command in own:
+        if command is None or event.command in functions:
             continue
         condition = event.command in _CONDITIONS
         if condition and (
-            _decided(command, project, fixed) or not _matters(texts[event.file], event, project)
+            _decided(command, project, constants) or not _matters(texts[event.file], event, project)
         ):
             continue
         if any(UNKNOWN in arg for arg in event.args) or _reads_environment(command, project):
@@ -516,7 +516,7 @@ def _unsure(
             yield f"{arg} is outside the tree"
 
 
-def _decided(command: CMakeCommand, project: ConfigureInput, fixed: Mapping[str, str]) -> bool:
+def _decided(command: CMakeCommand, project: ConfigureInput, constants: Mapping[str, str]) -> bool:
     """Whether the mapping's variables alone make one of several AND-ed terms false, so that the others do not
     matter."""
     terms: list[list[str]] = [[]]
@@ -527,13 +527,13 @@ def _decided(command: CMakeCommand, project: ConfigureInput, fixed: Mapping[str,
             terms.append([])
         else:
             terms[-1].append(word.text)
-    return any(_is_false(term, project, fixed) for term in terms)
+    return any(_is_false(term, project, constants) for term in terms)
 
 
-def _is_false(term: list[str], project: ConfigureInput, fixed: Mapping[str, str]) -> bool:
+def _is_false(term: list[str], project: ConfigureInput, constants: Mapping[str, str]) -> bool:
     if term[:2] == ["NOT", "DEFINED"]:
         return term[2:] != [] and term[2] in project.variables
-    return len(term) == 1 and (truth(fixed.get(term[0], "1")) == "0" or term[0] in ("FALSE", "OFF", "0"))
+    return len(term) == 1 and (truth(constants.get(term[0], "1")) == "0" or term[0] in ("FALSE", "OFF", "0"))
 
 
 def _is_word(text: str) -> bool:

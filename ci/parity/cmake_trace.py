@@ -383,8 +383,8 @@ def _read(
             if _tree_path(path) in tree.files and path != f"{SOURCE}/CMakeLists.txt":
                 trace.events.append(ExecutedCommand(command, args, _tree_path(path), number_of_line, folder))
         if command == "add_subdirectory" and args:
-            below = in_tree(args[0], folders[-1][1] if folders else "")
-            folders.append((depth, below if below is not None else ""))
+            child = in_tree(args[0], folders[-1][1] if folders else "")
+            folders.append((depth, child if child is not None else ""))
     trace.troubles += _errors(errors, tree, local, project)
     if not trace.complete and not trace.troubles:
         place = trace.events[-1].place if trace.events else TreePlace(project.entries[0], 1)

@@ -268,10 +268,10 @@ class Mapping(Model):
         """The pairs with patterns replaced by the libraries that they stand for."""
         free = sorted(set(libraries) - self.names)
 
-        def targets(names: tuple[str, ...], among: list[str]) -> tuple[str, ...]:
+        def targets(names: tuple[str, ...], pool: list[str]) -> tuple[str, ...]:
             members: list[str] = []
             for name in names:
-                members += matching(among, name) if "*" in name else [name]
+                members += matching(pool, name) if "*" in name else [name]
             return tuple(members) or names
 
         of_buck = [name for name in free if name.startswith("//")]

@@ -145,17 +145,17 @@ class _Comparison:
 
     def _targets_exist(self, pair: MappedPair) -> None:
         rule = "parity-target-missing"
-        position = [mapped.name for mapped in self.mapping.pairs].index(pair.name)
+        position = [entry.name for entry in self.mapping.pairs].index(pair.name)
         place = self.findings.place("pairs", position)
         for name, build in self._missing_targets(pair):
             self.report(rule, place, name, pair.name, {"build": build})
 
     def _unmapped(self) -> None:
-        mapped = {name for pair in self.resolved for name in (*pair.buck, *pair.cmake)}
+        names = {name for pair in self.resolved for name in (*pair.buck, *pair.cmake)}
         alone = [name for entry in self.mapping.alone for name in (*entry.buck, *entry.cmake)]
         for side, build in ((self.buck, "Buck"), (self.cmake, "CMake")):
             for library in side.libraries.values():
-                is_mapped = library.name in mapped or any_of(library.name, alone)
+                is_mapped = library.name in names or any_of(library.name, alone)
                 if not is_mapped and self._native(library):
                     self.report("parity-unmapped-target", library.place, library.name, build)
 
@@ -272,13 +272,13 @@ class _Comparison:
             library.name: {_twin_of(self.buck, item.name) for item in library.dependencies}
             for library in buck
         }
-        lacking: dict[tuple[str, str], NamedItem] = {}
+        gaps: dict[tuple[str, str], NamedItem] = {}
         for library in cmake:
             for item in library.dependencies:
                 for dependent in sorted(part[library.name]):
                     for dependency in part.get(item.name, set()) - {dependent} - depends[dependent]:
-                        lacking.setdefault((dependent, dependency), item)
-        for (dependent, dependency), item in lacking.items():
+                        gaps.setdefault((dependent, dependency), item)
+        for (dependent, dependency), item in gaps.items():
             words = {"name": item.name, "dependent": dependent}
             rule = "parity-dependency-missing-in-buck"
             self.report(rule, item.place, dependency, pair.name, words, case="within")
@@ -319,9 +319,9 @@ class _Comparison:
 
     def _handed_on(self, side: Side, library: Target, kind: str) -> Iterator[NamedItem]:
         """The `definitions` or `options` that a library gets from libraries of no pair."""
-        paired = {name for pair in self.pairs for name in (*pair.buck, *pair.cmake)}
+        names = {name for pair in self.pairs for name in (*pair.buck, *pair.cmake)}
         for target in linked(side, library):
-            for item in getattr(target, kind) if target.name not in paired else ():
+            for item in getattr(target, kind) if target.name not in names else ():
                 # What one project says of another's library is for itself alone.
                 near = self.scope.part(item.place.file) == self.scope.part(library.folder)
                 if item.scope != "PRIVATE" and (near or target.name in side.libraries):
@@ -356,7 +356,9 @@ class _Comparison:
 
 def _twin_of(side: Side, name: str) -> str:
     """The library that a label means: its own, or the one it is a twin of."""
-    return name if name in side.libraries else name.removesuffix(TWIN) if name.startswith("//") else name
+    if name in side.libraries or not name.startswith("//"):
+        return name
+    return name.removesuffix(TWIN)
 
 
 def has_and_lacks(buck_has_it: bool) -> dict[str, str]:

@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
 def _report(stage: StageRun, result: Checked) -> None:
     from provisioning.base.findings import Severity
 
-    alike = [(Severity.ERROR, *of_one) for of_one in _alike(result.differences).items()]
-    alike += [(Severity.NOTE, *of_one) for of_one in _alike(result.notes).items()]
-    for severity, (rule, place, _), group in alike:
+    groups = [(Severity.ERROR, *entry) for entry in _groups(result.differences).items()]
+    groups += [(Severity.NOTE, *entry) for entry in _groups(result.notes).items()]
+    for severity, (rule, place, _), group in groups:
         message = group[0].message
         if places := [difference.where for difference in group[1:]]:
             message += f"; the same in {', '.join(places)}"
@@ -68,12 +68,12 @@ def _report(stage: StageRun, result: Checked) -> None:
     stage.metrics["variants"] = len(result.cmake)
 
 
-def _alike(differences: Sequence[Difference]) -> dict[tuple[str, str, str], list[Difference]]:
+def _groups(differences: Sequence[Difference]) -> dict[tuple[str, str, str], list[Difference]]:
     """Two pairs that lack the same header give one finding, because annotations are few."""
-    alike: dict[tuple[str, str, str], list[Difference]] = {}
+    groups: dict[tuple[str, str, str], list[Difference]] = {}
     for finding in differences:
-        alike.setdefault((finding.rule, str(finding.place), finding.what), []).append(finding)
-    return alike
+        groups.setdefault((finding.rule, str(finding.place), finding.what), []).append(finding)
+    return groups
 
 
 def _root(folder: Path | None, selection: Selection) -> Path:

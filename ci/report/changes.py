@@ -109,10 +109,10 @@ def reports_in(folder: Path, counterpart: Path) -> list[Report]:
     """The reports of programs in a folder, and in those below it, without the `counterpart` that they are
     compared with: one may be below the other."""
     root, peer = folder.resolve(), counterpart.resolve()
-    apart = peer if peer != root and peer.is_relative_to(root) else None
+    subfolder = peer if peer != root and peer.is_relative_to(root) else None
     files = [file for stage in LANES for file in sorted(root.rglob(f"{stage}.json"))]
     try:
-        return [report_in(file) for file in files if not (apart and file.is_relative_to(apart))]
+        return [report_in(file) for file in files if not (subfolder and file.is_relative_to(subfolder))]
     except ValueError as error:
         raise CheckFailed(str(error), fix="run its stage again, or read the log of its job") from error
 

@@ -63,14 +63,14 @@ def merge(folder: Path, into: Path) -> None:
     """Write one report for each stage into `into`, of those of several jobs in folders below `folder`."""
     by_stage: dict[str, list[Report]] = {}
     problems: list[Finding] = []
-    for of_job in sorted([folder, *(path for path in folder.iterdir() if path.is_dir())]):
-        reports, unreadable = _read_all(of_job)
+    for job_folder in sorted([folder, *(path for path in folder.iterdir() if path.is_dir())]):
+        reports, unreadable = _read_all(job_folder)
         problems += unreadable
         for stage, report in reports.items():
             by_stage.setdefault(stage, []).append(report)
     into.mkdir(parents=True, exist_ok=True)
-    for several in by_stage.values():
-        _merged(several).write(into)
+    for shards in by_stage.values():
+        _merged(shards).write(into)
     if problems:
         _stand_in(MERGE, tuple(problems), session("report", "--merge", folder)).write(into)
 

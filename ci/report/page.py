@@ -106,12 +106,12 @@ class ReportedProgram:
         """Of a command the first line with a figure in dB, as people ask for it first, else the first."""
         if lines := self.first.said:
             return next((line for line in lines if " dB" in line), lines[0])
-        compiled, ran = self.row(0), self.row(1)
-        words = [ran.through]
+        compiled, run = self.row(0), self.row(1)
+        words = [run.through]
         if compiled.delegates is not None:
             delegates = plural(compiled.delegates, "delegate")
-            words = [delegates, f"{compiled.cpu_operators or 0} on the CPU", ran.through]
-        sqnr, share = ran.figures.get("sqnr_db"), ran.figures.get("agreement")
+            words = [delegates, f"{compiled.cpu_operators or 0} on the CPU", run.through]
+        sqnr, share = run.figures.get("sqnr_db"), run.figures.get("agreement")
         words.append(in_unit("sqnr_db", sqnr) if isinstance(sqnr, float) else "")
         words.append(f"{share:.6g} equal" if isinstance(share, float) else "")
         words.append("cached" if all(row.cached for row in self.rows.values()) else "")
@@ -129,11 +129,11 @@ def programs_of(reports: Iterable[Report]) -> list[ReportedProgram]:
             rows.setdefault((lane, name), {})[report.stage] = row
         for finding in report.findings:
             # Two stages report a program that was not compiled; show it once.
-            same = findings.setdefault((lane, finding.subject), {})
-            same.setdefault((finding.rule, finding.message), finding)
+            own_findings = findings.setdefault((lane, finding.subject), {})
+            own_findings.setdefault((finding.rule, finding.message), finding)
     programs = [
-        ReportedProgram(lane, name, of_stages, findings.get((lane, name), {}).values())
-        for (lane, name), of_stages in rows.items()
+        ReportedProgram(lane, name, stage_rows, findings.get((lane, name), {}).values())
+        for (lane, name), stage_rows in rows.items()
     ]
     return sorted(programs, key=lambda program: (program.verdict, program.name))
 

@@ -106,9 +106,9 @@ def stage_line(report: Report, names: int) -> Text:
     from rich.text import Text
 
     word, style = VERDICTS[verdict(report)]
-    about = "" if verdict(report) == "pass" and not of_earlier_run(report) else summary_of(report)
+    summary = "" if verdict(report) == "pass" and not of_earlier_run(report) else summary_of(report)
     line = Text(f"{word:<{VERDICT_COLUMNS}}", style=style, no_wrap=True, overflow="ignore")
-    text = f"{report.stage:<{names}}  {duration(report):>10}  {about}".rstrip()
+    text = f"{report.stage:<{names}}  {duration(report):>10}  {summary}".rstrip()
     return line.append(text, style="not bold default")
 
 

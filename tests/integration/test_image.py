@@ -128,7 +128,7 @@ def inside(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
         owner=f"{CALLER}:{CALLER}",
         terminal=False,
         environ={},
-        where=checkout,
+        cwd=checkout,
         root=checkout,
     )
     return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)

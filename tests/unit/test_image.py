@@ -331,7 +331,7 @@ def argv(tmp_path: Path, owner: str = "1000:1000", where: Path | None = None, **
         owner=owner,
         terminal=False,
         environ=environ,
-        where=where or tmp_path,
+        cwd=where or tmp_path,
         root=tmp_path,
     )
 
