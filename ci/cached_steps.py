@@ -127,8 +127,8 @@ class _StepRun:
         store = step.plan.selection.store
         self._cached = CachedResults(store, step.kind)
         self._home = step.home(own)
-        shared = surroundings(store, self._home.environment, own.folder if own else None)
-        self._key_of_all: Key = {**shared, "suite": own.key() if own else {}}
+        base = surroundings(store, self._home.environment, own.folder if own else None)
+        self._key_of_all: Key = {**base, "suite": own.key() if own else {}}
         # A cached program without files has none that --keep could keep.
         self._may_reuse = self._work.cache and (step.keeps_files or not self._work.keep)
         self._scratch = Path()
@@ -148,8 +148,8 @@ class _StepRun:
                 elif isinstance(task := self._look_up(state, {}), ChildTask):
                     tasks.append(task)
             if not self._exports and len(self._programs) > 1:
-                cached = len(self._programs) - len(tasks)
-                sys.stderr.write(f"{title}: {cached} cached, {len(tasks)} to do\n")
+                count = len(self._programs) - len(tasks)
+                sys.stderr.write(f"{title}: {count} cached, {len(tasks)} to do\n")
             run(tasks, self._home, title, self._line, jobs, exports=Exports(self._exports, self._settle))
         self._cached.close()
         return {name: state.result for name, state in self._programs.items() if state.result}

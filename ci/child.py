@@ -203,7 +203,7 @@ def output_to(log: Path) -> Iterator[None]:
     """Send all output there, including that of C and C++ code and of child processes."""
     global _log
     log.parent.mkdir(parents=True, exist_ok=True)
-    saved, before = [os.dup(1), os.dup(2)], _log
+    descriptors, before = [os.dup(1), os.dup(2)], _log
     # A file of its own: another command may do work of this name at the same time, and what the compiler
     # prints of that work would be taken for this one's.
     own = log.with_name(f".{os.getpid()}.log")
@@ -216,7 +216,7 @@ def output_to(log: Path) -> Iterator[None]:
         yield
     finally:
         flush_output()
-        for number, old in zip((1, 2), saved, strict=True):
+        for number, old in zip((1, 2), descriptors, strict=True):
             os.dup2(old, number)
             os.close(old)
         os.close(_log)

@@ -143,11 +143,11 @@ def installed(folders: tuple[str, ...], search: list[str], store: Path) -> dict[
 def content_of(folder: str, store: Path) -> FolderContent:
     """Once in a process. The store remembers the digests of files that have not changed."""
     files, digests = files_in(folder), Digests(store)
-    distributions, strays, recorded = {}, {}, set()
+    distributions, strays, names = {}, {}, set()
     for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
         record_time, rows = files[record][2] or files[record][1], []
         for name, algorithm, digest, size in _rows(f"{folder}/{record}"):
-            recorded.add(name)
+            names.add(name)
             if name.endswith(STARTUP) or name.rpartition("/")[2] in OF_INSTALLERS:
                 continue
             rows.append(f"{name} {algorithm} {digest}")
@@ -161,7 +161,7 @@ def content_of(folder: str, store: Path) -> FolderContent:
         title, _, version = record.partition(".dist-info")[0].rpartition("-")
         text = "\n".join(sorted(rows))
         distributions[title.lower().replace("_", "-")] = f"{version} {_digest(text)[:12]}"
-    for name in files.keys() - recorded:
+    for name in files.keys() - names:
         if not name.endswith((*STARTUP, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
             with contextlib.suppress(OSError):
                 strays[name] = digests.of(Path(folder, name))
@@ -174,15 +174,15 @@ def content_of(folder: str, store: Path) -> FolderContent:
 def files_in(folder: str) -> Mapping[str, Stamp]:
     """Every file below a folder without bytecode, with its stamp. Once in a process."""
     files: dict[str, Stamp] = {}
-    waiting = [""]
-    while waiting:
-        inside = waiting.pop()
+    queue = [""]
+    while queue:
+        inside = queue.pop()
         with contextlib.suppress(OSError), os.scandir(f"{folder}/{inside}") as entries:
             for entry in entries:
                 if not entry.is_dir():
                     files[inside + entry.name] = _entry_stamp(entry)
                 elif entry.name != "__pycache__":
-                    waiting.append(f"{inside}{entry.name}/")
+                    queue.append(f"{inside}{entry.name}/")
     return files
 
 

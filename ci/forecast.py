@@ -232,8 +232,8 @@ def forecast(
 ) -> Forecasted:
     """For these phones, of what QNN was asked, by its own compile; `precision` is ours."""
     if (build := qnn.build_id) != fit.build_id:
-        fitted = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
-        return Forecasted(withheld=fitted, fix=ON_A_PHONE)
+        mismatch = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
+        return Forecasted(withheld=mismatch, fix=ON_A_PHONE)
     hub, forecasts, reasons = PRECISIONS.get(precision, ""), list[Forecast](), dict[str, str]()
     for phone in phones:
         if not (fitted_phone := fit.phones.get((phone, hub))):

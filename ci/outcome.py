@@ -359,8 +359,8 @@ LENGTH = 160
 def first_line(error: str) -> str:
     """The first that says more than the exception's type; empty if there is none."""
     lines = error.strip().splitlines() or [""]
-    telling = [line for line in lines if line.strip() and not ONLY_A_TYPE.fullmatch(line)] or lines
-    return VARIES.sub(_without_what_varies, telling[0])[:LENGTH]
+    sentences = [line for line in lines if line.strip() and not ONLY_A_TYPE.fullmatch(line)] or lines
+    return VARIES.sub(_without_what_varies, sentences[0])[:LENGTH]
 
 
 def _without_what_varies(match: re.Match[str]) -> str:

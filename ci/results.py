@@ -155,8 +155,11 @@ class CachedResults:
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """What is in dicts and lists, by dotted name."""
-    parts: Iterable[tuple[Any, Any]]
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
     empty = True
     for part, inner in parts:
         empty = False
@@ -197,11 +200,11 @@ def _store(path: Path, document: Mapping[str, Any]) -> None:
 def _prune(top: Path) -> None:
     """Once a day, remove what was not used for a long time, and what killed runs have left."""
     try:
-        pruned, now = top / "pruned", time.time()
+        stamp, now = top / "pruned", time.time()
         top.mkdir(parents=True, exist_ok=True)
-        if pruned.exists() and now - pruned.stat().st_mtime < PRUNED_EACH:
+        if stamp.exists() and now - stamp.stat().st_mtime < PRUNED_EACH:
             return
-        pruned.touch()
+        stamp.touch()
     except OSError:
         return
     for path in (*top.glob("??/*.json"), *top.glob("last/*.json")):

@@ -165,6 +165,6 @@ def find_runner(environ: Mapping[str, str]) -> Runner:
 def ready_runner(environ: Mapping[str, str], reports: Path) -> Runner:
     """Like `find_runner`, but ours is built first if there is none."""
     if not environ.get(VARIABLE) and runner_of(DIST) is None:
-        failed = "qnn_executor_runner could not be built"
-        require_stage("ci", "build_runner", (), reports, environ, failed)
+        message = "qnn_executor_runner could not be built"
+        require_stage("ci", "build_runner", (), reports, environ, message)
     return find_runner(environ)

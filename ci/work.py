@@ -251,8 +251,8 @@ class _Schedule:
             self._begin(job, self._free_cores.pop(), progress)
 
     def _fitting(self) -> Job | None:
-        exporting = {active.export for active in self._active.values() if active.export}
-        jobs = [job for job in self.waiting if self._tasks[job.name].export not in exporting]
+        exports = {active.export for active in self._active.values() if active.export}
+        jobs = [job for job in self.waiting if self._tasks[job.name].export not in exports]
         if self._memory is None or not self._active:
             # With nothing else running, even the largest may start: waiting would not free more memory.
             return jobs[0] if jobs else None
@@ -297,11 +297,11 @@ class _Schedule:
             entry.remove()
 
 
-def _wait_for_one(running: Sequence[Running]) -> None:
+def _wait_for_one(entries: Sequence[Running]) -> None:
     poll = select.poll()
-    for entry in running:
+    for entry in entries:
         poll.register(entry.channel, select.POLLIN)
-    rest = min(entry.deadline for entry in running) - time.monotonic()
+    rest = min(entry.deadline for entry in entries) - time.monotonic()
     poll.poll(max(0.0, rest) * 1000 + 1)
 
 

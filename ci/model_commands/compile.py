@@ -54,13 +54,13 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
         addition = addition_of(model, suite) if suite else None
         output = model.output.absolute()
         with writing_into(output, model.selection.store) as (new, publish):
-            compiled = lane.products_of(model, programs)
-            products = [product for product in compiled if isinstance(product, Product)]
-            if len(products) == len(compiled):
+            results = lane.products_of(model, programs)
+            products = [product for product in results if isinstance(product, Product)]
+            if len(products) == len(results):
                 write_products(products, model, new, publish, report, history)
                 if addition:
                     addition.write(products)
-        products = explained(model, programs, compiled, history)
+        products = explained(model, programs, results, history)
         return judged(products, report)
 
     return reported("compile", model, model.traits, work)

@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     table = load_forecasts()
     phones = [table.phone_of(name) for name in args.phone] or [*table.phones]
     model = one_model_of(args)
-    forecasted = model.lane.product.forecasted(model, phones)
-    answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecasted.forecasts])
-    answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
-    print("\n".join(forecasted.in_words()))
-    return int(bool(forecasted.withheld))
+    forecast = model.lane.product.forecasted(model, phones)
+    answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecast.forecasts])
+    answer.add(withheld=forecast.withheld, fix=forecast.fix)
+    print("\n".join(forecast.in_words()))
+    return int(bool(forecast.withheld))

@@ -99,12 +99,12 @@ def run(args: argparse.Namespace) -> int:
         settings = (args.chat, args.system or "", tokens, model.work.timeout, model.selection)
         return commands.run_model(commands.Prompt(folder, args.prompt, *settings))
     model = replace(model, dimensions=tuple(args.dimension))
-    running: RunsPrograms = model.lane.product
+    lane: RunsPrograms = model.lane.product
 
     def work(report: ModelReport) -> int:
         # A folder that is another one is refused before anything runs.
         other_outputs = outputs_in(Parser.user_folder() / typed) if typed else {}
-        ran = running.run_program(model, inputs)
+        ran = lane.run_program(model, inputs)
         if output:
             write(ran, output, model.typed)
             report.wrote(sorted(output.glob("*.npy")))

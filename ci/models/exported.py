@@ -82,7 +82,7 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
             )
             _drop_counters(module)
         move_exported_model_to_eval(module)
-        if varying := [
+        if dimensions := [
             f"dimension {index} of {node.name}"
             for node in graph.find_nodes(op="placeholder")
             if isinstance(node.meta.get("val"), Tensor)
@@ -92,7 +92,7 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
             notes.append(
                 (
                     "dynamic-shape",
-                    f"{name} has variable sizes ({', '.join(varying)}), but a compiled program has fixed"
+                    f"{name} has variable sizes ({', '.join(dimensions)}), but a compiled program has fixed"
                     " ones: those of the example inputs. For others, export with such an example",
                 )
             )

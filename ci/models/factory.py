@@ -386,10 +386,10 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     if tensor.dtype.is_floating_point:
         uniform = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
         return (low + (high - low) * uniform).to(tensor.dtype)
-    drawn = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
+    values = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
     if tensor.ndim > 1 and len(tensor) > 1:
-        drawn = drawn.clamp(tensor.long().amin(0), tensor.long().amax(0))
-    return drawn.to(tensor.dtype)
+        values = values.clamp(tensor.long().amin(0), tensor.long().amax(0))
+    return values.to(tensor.dtype)
 
 
 def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWithInputs:
@@ -490,8 +490,8 @@ def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
     outputs = run_copied(model, sample)
     for name, (tensor, version) in _state(model).items():
         if name in before and (tensor is not before[name][0] or version != before[name][1]):
-            if name in (computed := computed_weights(model)):
-                raise BadFactory(*refuse_computed(computed))
+            if name in (weights := computed_weights(model)):
+                raise BadFactory(*refuse_computed(weights))
             where = _where_changed(model, sample, name)
             raise BadFactory(
                 f"the model changes {name} while it runs{where}, so its outputs depend on earlier runs",

@@ -68,10 +68,10 @@ def most_calibrating(calibration: int | None, *, has_data: bool) -> int:
 def shares_of(count: int, inferences: int | None, calibration: int | None) -> tuple[list[int], list[int]]:
     """Which of the user's samples are compared, and which calibrate, by their numbers: each is used once, for
     one or the other; a lone one is used for both. The limits are the suite's."""
-    shuffled = _shuffled(count)
+    order = _shuffled(count)
     split = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
-    calibrating = [0] if count == 1 else shuffled[split:]
-    compared = [0] if count == 1 else shuffled[:split]
+    calibrating = [0] if count == 1 else order[split:]
+    compared = [0] if count == 1 else order[:split]
     return compared, calibrating[: most_calibrating(calibration, has_data=True)]
 
 
@@ -82,8 +82,8 @@ def _shuffled(count: int) -> list[int]:
 def as_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
     """The samples in an order of which `shares_of` compares the same ones, as far as it compares so many."""
     samples = [*compared, *calibrating]
-    placed = dict(zip(_shuffled(len(samples)), samples, strict=True))
-    return [placed[number] for number in range(len(samples))]
+    by_number = dict(zip(_shuffled(len(samples)), samples, strict=True))
+    return [by_number[number] for number in range(len(samples))]
 
 
 @dataclass(frozen=True, slots=True)

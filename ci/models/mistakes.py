@@ -33,9 +33,9 @@ def parameters_of(forward: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in POSITIONAL)
 
 
-def _inputs_of(forward: Callable[..., Any], *, skipped: int = 0) -> tuple[str, ...]:
+def _inputs_of(forward: Callable[..., Any], *, first: int = 0) -> tuple[str, ...]:
     """Those that it needs; its first one if it needs none."""
-    parameters = [*inspect.signature(forward).parameters.values()][skipped:]
+    parameters = [*inspect.signature(forward).parameters.values()][first:]
     places = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
     names = [parameter.name for parameter in places if parameter.default is inspect.Parameter.empty]
     return tuple(names or [parameter.name for parameter in places[:1]] or ["x"])
@@ -72,14 +72,14 @@ def without_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
 def not_a_function(dotted: str, value: Any) -> BadFactory:
     """Of what a module has under the name of a factory."""
     _, _, name = dotted.partition(":")
-    returned, hint = "model, (x,)", " with a model and its inputs"
+    product, hint = "model, (x,)", " with a model and its inputs"
     if isinstance(value, nn.Module):
         names = _inputs_of(value.forward)
-        returned, hint = f"{name}, {_tuple(names)}", f" {_tensors_like(names)}"
+        product, hint = f"{name}, {_tuple(names)}", f" {_tensors_like(names)}"
     kind = "nothing of that name" if value is None else f"a {type(value).__name__}"
     return BadFactory(
         f"{dotted}: expected a function that returns the model, found {kind}",
-        f"`def make_{name}(): return {returned}`{hint}; and name make_{name}",
+        f"`def make_{name}(): return {product}`{hint}; and name make_{name}",
     )
 
 
@@ -100,14 +100,14 @@ def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -
         ]
         name = dotted.rpartition(":")[2]
         call = f"{name}({', '.join(f'{argument}=…' for argument in names)})"
-        returned = call
+        product = call
         is_model = inspect.isclass(factory) and issubclass(factory, nn.Module)
         if is_model:
-            returned = f"{call}, {_tuple(_inputs_of(factory.forward, skipped=1))}"
+            product = f"{call}, {_tuple(_inputs_of(factory.forward, first=1))}"
         table = f"{{ {', '.join(f'{argument} = …' for argument in names)} }}"
         raise BadFactory(
             f"{dotted} takes {', '.join(signature.parameters) or 'no arguments'}: {error}",
-            f"`def make_{name}(): return {returned}`, and name make_{name}; in a suite `arguments = {table}`",
+            f"`def make_{name}(): return {product}`, and name make_{name}; in a suite `arguments = {table}`",
         ) from None
 
 

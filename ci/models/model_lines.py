@@ -179,10 +179,10 @@ def explained(error: BaseException) -> tuple[str, str]:
     if node:
         operator = getattr(node.target, "__name__", node.target)
         words, fix = f"{operator} ({place_in_words(node)})", fix_inside(node)
-        computed = errors[-1].args == ("scale",)
+        is_scale = errors[-1].args == ("scale",)
         why = NODE_AND_SCHEMA.sub("it ", next(iter(str(errors[-1]).splitlines()), ""))[:MOST_OF_MESSAGE]
         message = f"the compiler fails at {words}: {type(errors[-1]).__name__}: {why}"
-        return message, fix or (ONE_WEIGHT if computed else NO_FIX)
+        return message, fix or (ONE_WEIGHT if is_scale else NO_FIX)
     if PASS.match(text):
         # The list of the passes before it says nothing, and the error itself does.
         error, text = errors[-1], str(errors[-1])

@@ -155,12 +155,12 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
             shutil.rmtree(home, ignore_errors=True)
             sys.stderr.write(f"installing the packages of {needs.requirements or needs.project}\n")
             try:
-                resolved = _resolve(needs, pins, home)
-                _install(resolved, needs, home)
+                rows = _resolve(needs, pins, home)
+                _install(rows, needs, home)
             except ToolkitError:
                 shutil.rmtree(home, ignore_errors=True)
                 raise
-            replace_text(stamp, "".join(f"{entry.text}\n" for entry in resolved))
+            replace_text(stamp, "".join(f"{entry.text}\n" for entry in rows))
             if needs.project:
                 replace_text(packages / f"{name}.json", json.dumps({"home": home.name, "state": state}))
             _remove_unused(packages)
@@ -220,12 +220,12 @@ def locked_versions() -> dict[str, str]:
 
 def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
     """Every file that decides what is installed, including those that it includes."""
-    waiting = [needs.requirements] if needs.requirements else []
+    queue = [needs.requirements] if needs.requirements else []
     for file in _project_files(needs):
         yield file.name, file.read_text(encoding="utf-8")
     files: set[Path] = set()
-    while waiting:
-        file = waiting.pop()
+    while queue:
+        file = queue.pop()
         if file in files:
             continue
         files.add(file)
@@ -239,7 +239,7 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
                 fix = 'say project = "FOLDER" in the suite, which installs it editable'
                 raise UsageError(message, fix=fix)
             if include := INCLUDE.match(line):
-                waiting.append(file.parent / include[1])
+                queue.append(file.parent / include[1])
         yield str(file.name), text
 
 

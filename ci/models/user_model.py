@@ -93,8 +93,8 @@ def user_model(text: str, folder: Path) -> UserModel:
         return UserModel(_name(head.rpartition(".")[2], function), text, folder.absolute())
     path = folder / text
     if path.suffix == ".pt2":
-        quantized = _is_quantized(_file(path, text))
-        return UserModel(_word(path.stem), path.name, path.absolute().parent, path.absolute(), quantized)
+        is_quantized = _is_quantized(_file(path, text))
+        return UserModel(_word(path.stem), path.name, path.absolute().parent, path.absolute(), is_quantized)
     if path.suffix == ".onnx":
         return UserModel(_word(path.stem), "", path.absolute().parent, _file(path, text))
     if kind := torch_kind_of(path):
@@ -171,8 +171,8 @@ def search_first(folder: Path) -> None:
         if _first != ROOT:
             _forget(_first)
     sys.path.insert(0, str(folder))
-    shared = [name for name in OWN_PACKAGES if folder != ROOT and (folder / name).is_dir()]
-    _end_sharing = _share(shared) if shared else None
+    names = [name for name in OWN_PACKAGES if folder != ROOT and (folder / name).is_dir()]
+    _end_sharing = _share(names) if names else None
     _first = folder
 
 

@@ -130,8 +130,8 @@ class Addition:
         suites, run = self.suites, {**self.run, **fields}
         text, number = suite_with(self.path, self.case_name, self.case, suites.lane, run, self.socs)
         cases = parse_suite(toml.loads(text), self.path, suites).cases
-        extended: SuiteRun = cases[self.case_name].runs[number]
-        return text, extended
+        result: SuiteRun = cases[self.case_name].runs[number]
+        return text, result
 
     def require_possible(self) -> None:
         self._extended({})

@@ -75,8 +75,8 @@ def _mutex(folder: Path, store: Path) -> Iterator[None]:
 
 def _publish(files: Sequence[Path], folder: Path) -> list[Path]:
     """Each file in one step, records (.json) last: until its record is there, a model does not count."""
-    ordered = sorted(files, key=lambda path: (path.suffix == ".json", path.suffix == ".onnx", path.name))
-    for path in ordered:
+    paths = sorted(files, key=lambda path: (path.suffix == ".json", path.suffix == ".onnx", path.name))
+    for path in paths:
         try:
             path.replace(folder / path.name)
         except OSError as error:
@@ -84,7 +84,7 @@ def _publish(files: Sequence[Path], folder: Path) -> list[Path]:
                 f"{folder / path.name} cannot be written: {error.strerror or error}",
                 fix="move what is there away, or name another folder with -o",
             ) from error
-    return [folder / path.name for path in ordered]
+    return [folder / path.name for path in paths]
 
 
 def origin_of(typed: str, folder: Path) -> str:

@@ -58,7 +58,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     name = " ".join(filter(None, [model.typed, *about]))
     report = ModelReport(name, model, StageRun(verb, selection.profile, DEFAULT_TARGET))
     tee = answer.Tee(sys.stdout)
-    printed = tee.copy
+    output = tee.copy
     try:
         with redirect_stdout(tee), sharing_templates():
             code = work(report)
@@ -66,33 +66,33 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
         raise
     except ToolkitError as error:
         report.fail(error.message, error.fix)
-        _write(report, printed.getvalue())
+        _write(report, output.getvalue())
         raise
     if code and not any(finding.severity is Severity.ERROR for finding in report.stage.findings):
         report.fail(f"{verb} ended with exit code {code}")
-    _write(report, printed.getvalue())
+    _write(report, output.getvalue())
     return code
 
 
-def _write(report: ModelReport, printed: str) -> None:
+def _write(report: ModelReport, output: str) -> None:
     """The command has done its work, so a folder that takes no report costs a line, and not the result."""
     reports = report.model.selection.reports
     try:
         reports.mkdir(parents=True, exist_ok=True)
         with mutex(reports / f".{report.stage.stage}.lock"):
-            _merged(report, printed, reports)
+            _merged(report, output, reports)
     except (ToolkitError, OSError) as error:
         sys.stderr.write(f"note: {reports / report.stage.stage}.json was not written: {error}\n")
 
 
-def _merged(report: ModelReport, printed: str, reports: Path) -> None:
+def _merged(report: ModelReport, output: str, reports: Path) -> None:
     from ci.suite.stage import source_of_executorch
 
     stage, name = report.stage, report.name
     now = stage.finish()
     row: dict[str, Metric] = {
         "verdict": now.outcome.value,
-        "said": [*printed.splitlines()],
+        "said": [*output.splitlines()],
         "command": stage.command,
         "when": stage.started,
         "seconds": now.seconds,

@@ -155,10 +155,10 @@ class Baseline:
             rows = {**changes, **thresholds}
             return base.updated({f"{self.lane}/{name}": row for name, row in rows.items()})
 
-        updated = baseline_in(accept(self.path, change), self.lane)
+        baseline = baseline_in(accept(self.path, change), self.lane)
         words = f" and thresholds of {plural(len(thresholds), 'run')}" if thresholds else ""
         sys.stderr.write(f"wrote {plural(len(values), 'program')}{words} to {self.path}\n")
-        return updated
+        return baseline
 
 
 def load_baseline(suite: Path, profile: str, lane: str) -> Baseline:
@@ -273,15 +273,15 @@ def low_figures(
 ) -> list[str]:
     """Those that would give a threshold below what is required, and below the accepted one. Those that the
     suite demands give none."""
-    required = required_of(kind)
-    names = [name for name in required if name in figures and name not in demanded]
+    bounds = required_of(kind)
+    names = [name for name in bounds if name in figures and name not in demanded]
     if "slice_sqnr_db" in names and "slice_sqnr_db" not in below_floor(figures, kind):
         names.remove("slice_sqnr_db")
     thresholds = derived(names, [figures], margin_db)
     return [
         name
         for name, value in thresholds.items()
-        if not value >= min(required[name], accepted.get(name, math.inf))
+        if not value >= min(bounds[name], accepted.get(name, math.inf))
     ]
 
 

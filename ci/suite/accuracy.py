@@ -264,11 +264,11 @@ def samples_in_words(each_db: Sequence[float]) -> str:
 
     if len(each_db) < FEW_SAMPLES:
         return ""
-    worst, following = sorted(each_db)[:2]
+    worst, second = sorted(each_db)[:2]
     words = f"median {in_decibels(median(each_db))}"
-    if following - worst < CLEARLY_DB:
+    if second - worst < CLEARLY_DB:
         return words
-    number, apart = each_db.index(worst), following - worst
+    number, apart = each_db.index(worst), second - worst
     return f"{words}; sample {number} alone is {in_decibels(apart)} below the next"
 
 
@@ -510,14 +510,14 @@ def usual_of(kind: str) -> Mapping[str, float]:
 
 def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:
     """What is required of these figures of a program that has no thresholds."""
-    required = {name: bound for name, bound in required_of(kind).items() if name in figures}
-    if "choice_agreement" in required:
-        required.pop("agreement", None)
-    if "slice_sqnr_db" in required:
+    bounds = {name: bound for name, bound in required_of(kind).items() if name in figures}
+    if "choice_agreement" in bounds:
+        bounds.pop("agreement", None)
+    if "slice_sqnr_db" in bounds:
         # The whole is among the slices, computed another way: not its last bit decides.
         sqnr_db = figures.get("sqnr_db", math.inf) - SAME_DB
-        required["slice_sqnr_db"] = min(required["slice_sqnr_db"], sqnr_db)
-    return required
+        bounds["slice_sqnr_db"] = min(bounds["slice_sqnr_db"], sqnr_db)
+    return bounds
 
 
 def below_floor(figures: Mapping[str, float], kind: str = "") -> list[str]:

@@ -56,11 +56,11 @@ def factory_notes(program: Program, notes: Iterable[Sequence[str]], again: str) 
 
 def not_passed(programs: Iterable[Program], results: Mapping[str, Result]) -> Iterator[Finding]:
     """Variables that models asked for and that are set here, but in no key: once for each suite."""
-    asking: dict[tuple[str, str], str] = {}
+    readers: dict[tuple[str, str], str] = {}
     for program in programs:
         for name in results[program.name].variables if program.name in results else ():
-            asking.setdefault((str(program.suite), name), program.name)
-    for (suite, name), program_name in asking.items():
+            readers.setdefault((str(program.suite), name), program.name)
+    for (suite, name), program_name in readers.items():
         alone = suite.endswith(f"/{NO_SUITE}")
         message = f"{program_name} reads the variable {name}, which is set but not passed to models"
         fix = f"--variable {name}" if alone else f'{field_of(name)} = ["{name}"] at the top of {suite}'
@@ -89,18 +89,18 @@ FOLLOWS = {
 def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
     """The findings of a program without those that an error of it causes: the error says them, too."""
     roots: list[Finding] = []
-    caused: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     errors = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
     for finding in findings:
         cause = next((name for name in FOLLOWS.get(finding.rule, ()) if name in errors), "")
         if cause:
-            caused.setdefault(cause, []).append(finding.message)
+            messages.setdefault(cause, []).append(finding.message)
         else:
             roots.append(finding)
     # Of several errors of one rule the first says it.
     return [
-        replace(finding, message="; ".join([finding.message, *caused.pop(finding.rule)]))
-        if finding.rule in caused
+        replace(finding, message="; ".join([finding.message, *messages.pop(finding.rule)]))
+        if finding.rule in messages
         else finding
         for finding in roots
     ]
@@ -116,8 +116,8 @@ def shown_thresholds(program: Program, figures: Mapping[str, float]) -> dict[str
 
 def accepting(program: Program, misses: Sequence[accuracy.Missed]) -> str:
     """What to do about misses that a better program does not cure; empty if there is none."""
-    if demanded := [miss.figure for miss in misses if miss.figure in program.demanded]:
-        return f"or change {', '.join(demanded)} of its thresholds in {program.suite}, by hand"
+    if names := [miss.figure for miss in misses if miss.figure in program.demanded]:
+        return f"or change {', '.join(names)} of its thresholds in {program.suite}, by hand"
     if absent := [miss.figure for miss in misses if miss.value is None]:
         place = accepted_path(program.suite, program.profile)
         return f"remove the threshold of {', '.join(absent)} from {place}"
@@ -153,7 +153,9 @@ class Causes:
         """What was not proved on this program: known faults of the chip, which the quantized model on the CPU
         has not, and where quantizing loses most by the outputs of single operators."""
         of_chip = chip_differs(misses, figures) or not accuracy.against_nearest(figures)
-        likely = () if self.beyond else self.faults if of_chip else filter(None, [self.losses])
+        if self.beyond:
+            return []
+        likely = self.faults if of_chip else filter(None, [self.losses])
         return [f"suspected: {words}" for words in likely]
 
 
@@ -236,16 +238,16 @@ def verdict_of_one_model(
 ) -> AccuracyOfModel:
     """As a suite's program without thresholds of its own is judged. Without `divergence`, a command, it
     is the quantized model itself."""
-    compared = figures if divergence else {**figures, "reference_sqnr_db": math.inf}
-    low = accuracy.missed(Thresholds(), compared, evidence.kind)
-    misses = low or below_usual(evidence.kind, compared)
+    all_figures = figures if divergence else {**figures, "reference_sqnr_db": math.inf}
+    low = accuracy.missed(Thresholds(), all_figures, evidence.kind)
+    misses = low or below_usual(evidence.kind, all_figures)
     wrong, warnings = list[Finding](), [*filter(None, [nearly_constant(figures, slices)])]
-    if evidence.suspected and chip_differs(misses, compared):
+    if evidence.suspected and chip_differs(misses, all_figures):
         # With 8 bits right programs may be as far from the quantized model: not those with a fault.
         low = misses
-    message = accuracy_message(misses, compared, causes)
-    fix = accuracy_fix(misses, compared, divergence, where, causes=causes)
-    if low and evidence.provisional(compared):
+    message = accuracy_message(misses, all_figures, causes)
+    fix = accuracy_fix(misses, all_figures, divergence, where, causes=causes)
+    if low and evidence.provisional(all_figures):
         warnings.append(f"{PROVISIONAL}{message}; {REAL_SAMPLES}")
     elif low:
         wrong.append(Finding("compile-accuracy", Severity.ERROR, subject, message, fix, causes.place))

@@ -50,11 +50,11 @@ def parts_of(title: str, truth: Any, values: Any, least: float = WRONG_DB) -> It
     constant. Slices must have `least` dB."""
     # The squares of very large values stay finite.
     size = max(float(abs(truth).max()), float(abs(values).max())) or 1.0
-    compared = _Compared(title, truth / size, values / size, least, 1 / size)
-    yield compared.part(title, ..., 0)
+    comparison = _Compared(title, truth / size, values / size, least, 1 / size)
+    yield comparison.part(title, ..., 0)
     for axis in sorted({truth.ndim - 1, 2} if truth.ndim > 3 else {truth.ndim - 1}):
         if axis and truth.shape[axis] > 1 and truth.size // truth.shape[axis] >= LEAST_VALUES:
-            yield from compared.along(axis)
+            yield from comparison.along(axis)
 
 
 @dataclass(frozen=True)

@@ -280,14 +280,14 @@ class Suites(LaneForm):
             ("--tag", of_tags, known_tags, "tags"),
             ("-k", of_words, names, "programs"),
         ):
-            for value, matching in matches.items():
-                if not matching:
+            for value, hits in matches.items():
+                if not hits:
                     raise self._nothing(f"{flag} {value} matches no program", kind, choices, value)
         result = [
             program
             for program in programs
             if all(
-                not matches or any(program.name in matching for matching in matches.values())
+                not matches or any(program.name in hits for hits in matches.values())
                 for matches in (of_tags, of_words)
             )
         ]

@@ -118,9 +118,9 @@ def on_cpu(model: OnnxModel, samples: Iterable[Sample]) -> list[Sample]:
         session = session_on_cpu(model)
     except Exception as error:
         message = message_of(error)
-        unknown = "not a registered function/op" in message
+        is_unknown = "not a registered function/op" in message
         message = f"the CPU cannot run the model either: {message}"
-        fix = "write it with operators that ONNX Runtime has" if unknown else "export the model again"
+        fix = "write it with operators that ONNX Runtime has" if is_unknown else "export the model again"
         raise CheckFailed(message, fix=fix) from error
     return [run(session, sample) for sample in samples]
 

@@ -216,13 +216,13 @@ def report(
     """Put the findings and the row of each program into the report. A program without a verdict has none in
     `verdicts`: what it needs has failed."""
     rows: dict[str, Metric] = {}
-    failed = 0
+    failures = 0
     stage.suite_of = {program.name: program.suite for program in plan.programs}
     for program in plan.programs:
         if own := verdicts.get(program.name):
             findings = one_a_cause([*own.findings])
             stage.findings += findings
-            failed += verdict(findings) == "fail"
+            failures += verdict(findings) == "fail"
             rows[program.name] = {
                 "suite": str(program.suite),
                 "case": program.case_name,
@@ -239,7 +239,7 @@ def report(
     stage.metrics |= {
         "selected": len(plan.programs),
         "cached": sum(result.cached for result in last.values()),
-        "failed": failed,
+        "failed": failures,
         "programs": rows,
         **source_of_executorch(),
     }
