@@ -83,7 +83,7 @@ def _judge_builds(part: LoadedPart, builds: Sequence[str]) -> Iterator[tuple[boo
     for build in part.context.build_ids:
         if build in builds:
             yield True, f"both are QNN {build}"
-        elif not any(version(build) <= version(other) for other in builds):
+        elif not any(version(build) <= version(own) for own in builds):
             yield (
                 False,
                 f"it was compiled by QNN {build} and this is the older {', '.join(builds)}: QNN refuses a "

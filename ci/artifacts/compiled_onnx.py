@@ -141,7 +141,7 @@ class _Nodes:
         stored = _stored(attributes)
         if stored is None:
             return ContextNode(node.name, False, "", None)
-        context = self._beside(stored) if isinstance(stored, str) else context_of(memoryview(stored))
+        context = self._context_file(stored) if isinstance(stored, str) else context_of(memoryview(stored))
         version = attributes["ep_sdk_version"].s if "ep_sdk_version" in attributes else b""
         names = sorted(name for name, soc in load_socs().items() if soc.id == self.soc_id)
         return ContextNode(
@@ -156,7 +156,7 @@ class _Nodes:
             ),
         )
 
-    def _beside(self, name: str) -> ContextStrings:
+    def _context_file(self, name: str) -> ContextStrings:
         file = context_beside(self.path, name)
         if file not in self.contexts:
             try:

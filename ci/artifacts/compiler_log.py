@@ -137,13 +137,13 @@ def read_estimate(profile: Path) -> QnnEstimate | None:
     """None where QNN gives no estimate: it has one for few chips."""
     with profile.open(encoding="utf-8", errors="replace", newline="") as stream:
         rows = [row for row in csv.reader(stream) if len(row) >= 7]
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     graphs = 0
     for row in rows:
         name = row[6].strip()
         graphs += name == HEAD
-        found[name] = found.get(name, 0) + (int(row[2]) if row[2].isdecimal() else 0)
-    if not graphs or TIME.format("") not in found:
+        values[name] = values.get(name, 0) + (int(row[2]) if row[2].isdecimal() else 0)
+    if not graphs or TIME.format("") not in values:
         return None
-    times = {field: found.get(TIME.format(which), 0) for field, which in FIELDS.items()}
-    return QnnEstimate(graphs=graphs, uncosted=found.get(UNCOSTED, 0), **times)
+    times = {field: values.get(TIME.format(event), 0) for field, event in FIELDS.items()}
+    return QnnEstimate(graphs=graphs, uncosted=values.get(UNCOSTED, 0), **times)

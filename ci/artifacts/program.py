@@ -329,7 +329,7 @@ class _Delegates:
 
     segments: tuple[Segment, ...]
     inline: Sequence[Table]
-    whole: memoryview
+    content: memoryview
     contexts: dict[tuple[bool, int], ContextStrings] = field(default_factory=dict)
 
     def read(self, table: Table, method: str) -> Delegate:
@@ -339,7 +339,7 @@ class _Delegates:
         in_segment, index = reference.number(0, "b") == 1, reference.number(1, "I")
         if in_segment:
             segment = _at(self.segments, index, "segment")
-            offset, data = segment.offset, self.whole[segment.offset : segment.offset + segment.size]
+            offset, data = segment.offset, self.content[segment.offset : segment.offset + segment.size]
         else:
             offset, data = 0, _at(self.inline, index, "inline data").bytes(0)
         backend = table.text(0)
@@ -376,9 +376,9 @@ def _options(data: memoryview) -> DelegateOptions:
     )
 
 
-def _at(items: Sequence[T], index: int, what: str) -> T:
+def _at(items: Sequence[T], index: int, noun: str) -> T:
     if not 0 <= index < len(items):
-        raise Malformed(f"a reference to {what} {index} of {len(items)}")
+        raise Malformed(f"a reference to {noun} {index} of {len(items)}")
     return items[index]
 
 

@@ -165,10 +165,10 @@ def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     return Draft(items, models, bundle_contents.SPEAKER, f"-c {bundle_contents.DIALOG} -p 'The answer is'")
 
 
-def _refuse_runner(options: BundleOptions, what: str) -> None:
+def _refuse_runner(options: BundleOptions, kind: str) -> None:
     names = ("lpai", "root", "runner", "dist", "signed")
-    if named := [f"--{name}" for name in names if getattr(options, name)]:
-        raise UsageError(f"{', '.join(named)}: not for {what}", fix=f"leave out {' '.join(named)}")
+    if flags := [f"--{name}" for name in names if getattr(options, name)]:
+        raise UsageError(f"{', '.join(flags)}: not for {kind}", fix=f"leave out {' '.join(flags)}")
 
 
 def write(
@@ -217,12 +217,12 @@ def signature_findings(libraries: Sequence[Path], root: Path | None) -> tuple[Fi
     command += ["--root", str(root.absolute())] if root else ["--allow-unchecked", "root"]
     with tempfile.TemporaryDirectory(prefix="qnn-ci-") as reports:
         command += ["--reports", reports, *(str(path.absolute()) for path in libraries)]
-        done = captured(command, cwd=ROOT, timeout=SIGNATURE_SECONDS)
+        process = captured(command, cwd=ROOT, timeout=SIGNATURE_SECONDS)
         try:
             return Report.read(Path(reports) / "signing_verify.json").findings
         except (OSError, ValueError) as error:
             raise EnvironmentLacking(
-                f"signatures could not be verified: {done.stderr.strip() or error}",
+                f"signatures could not be verified: {process.stderr.strip() or error}",
                 fix=Fix("{}, which has what verifying needs", ("bundle",)),
             ) from error
 
@@ -245,7 +245,7 @@ def check(
     if target == WINDOWS:
         findings += _skel_path(items)
     else:
-        findings += [*_needed(items, target), *_backend(items, models), *_genie(items)]
+        findings += [*_dependencies(items, target), *_backend(items, models), *_genie(items)]
     return [*findings, *(finding for model in models for finding in _model(model, items, soc_name, soc))]
 
 
@@ -324,32 +324,32 @@ def _windows_machine(item: BundleItem) -> Iterator[Finding]:
 
 def _own_name(item: BundleItem, own_name: str) -> Iterator[Finding]:
     of_qnn = item.kind in (QNN, DSP, "signed")
-    if other := qnn_libraries.table().other_name(item.path.name, own_name, of_qnn=of_qnn):
-        message = f"it calls itself {other}: it is another library, or was renamed"
+    if true_name := qnn_libraries.table().other_name(item.path.name, own_name, of_qnn=of_qnn):
+        message = f"it calls itself {true_name}: it is another library, or was renamed"
         yield _finding("name", item.path, message, "provision it again, or unpack the SDK again")
 
 
 def _one_build(items: Sequence[BundleItem]) -> Iterator[Finding]:
     ids = {item.path: build_ids(item.path) for item in items if item.kind in (QNN, DSP, "signed")}
-    known = sorted({build for builds in ids.values() for build in builds})
-    if len(known) > 1:
+    all_builds = sorted({build for builds in ids.values() for build in builds})
+    if len(all_builds) > 1:
         rows = [f"{path.name} {', '.join(builds)}" for path, builds in sorted(ids.items()) if builds]
-        message = f"expected libraries of one SDK, found {' and '.join(known)}: {'; '.join(rows)}"
+        message = f"expected libraries of one SDK, found {' and '.join(all_builds)}: {'; '.join(rows)}"
         fix = "take them all from one SDK: a device answers a mix with error 1008 or 14001"
         yield _finding("build-id", "QNN", message, fix)
 
 
-def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
+def _dependencies(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
     names = {Path(item.place).name for item in items}
     provides = qnn_libraries.device_table().provides(target)
     for item in items:
         if item.kind not in ("runner", "library", QNN):
             continue
         try:
-            needed = elf.read(item.path).needed
+            dependencies = elf.read(item.path).needed
         except CheckFailed:
             continue  # _machines reports it
-        for name in needed:
+        for name in dependencies:
             if name not in names and name not in provides:
                 of_ndk = ": the NDK's sysroot has it" if name == ANDROID_RUNTIME else ""
                 fix = f"put {name} into lib/ of the build{of_ndk}"
@@ -359,8 +359,8 @@ def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
 
 def _backend(items: Sequence[BundleItem], models: Sequence[Model]) -> Iterator[Finding]:
     """Without the backend QNN's libraries are useless; it is an error only if a program needs them."""
-    here = {Path(item.place).name for item in items}
-    if here & {BACKEND, DIALOG} or not any(item.kind == QNN for item in items):
+    files = {Path(item.place).name for item in items}
+    if files & {BACKEND, DIALOG} or not any(item.kind == QNN for item in items):
         return
     for_qnn = [model.path for model in models if model.for_qnn]
     yield _finding(
@@ -396,7 +396,7 @@ def _model(model: Model, items: Sequence[BundleItem], soc_name: str, soc: Soc) -
     if isinstance(model.contents, CompiledProgram):
         for delegate in model.contents.delegates:
             # The HTP's compiler names the chip in its graph, which was compared above; LPAI's does not.
-            named = delegate.context is not None and delegate.context.socs
-            if delegate.options is not None and delegate.options.soc_id != soc.id and not named:
+            chips = delegate.context is not None and delegate.context.socs
+            if delegate.options is not None and delegate.options.soc_id != soc.id and not chips:
                 message = f"it was compiled for SoC id {delegate.options.soc_id}, and {soc_name} is {soc.id}"
                 yield _finding("model-soc", model.path, message, f"compile it for {soc_name}")

@@ -143,7 +143,7 @@ def dialog_items(folder: Path) -> Iterator[BundleItem]:
         dialog = json.loads(path.read_text(encoding="utf-8"))["dialog"]
         engine = dialog["engine"]
         binaries = list(engine["model"]["binary"]["ctx-bins"])
-        others = [DIALOG, dialog["tokenizer"]["path"], engine["backend"]["extensions"]]
+        rest = [DIALOG, dialog["tokenizer"]["path"], engine["backend"]["extensions"]]
     except FileNotFoundError:
         raise UsageError(
             f"{folder}: expected {DIALOG} in a folder; found none",
@@ -151,18 +151,18 @@ def dialog_items(folder: Path) -> Iterator[BundleItem]:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckFailed(f"{path}: not Genie's configuration: {error!r}", fix="compile it again") from error
-    for name in (*binaries, *others):
+    for name in (*binaries, *rest):
         if Path(name).name != name or not (folder / name).is_file():
             message = f"{path} names {name}, which is no file beside it"
             raise CheckFailed(message, fix="compile it again, or move it there")
     yield from (BundleItem("context", folder / name, name) for name in binaries)
-    yield from (BundleItem("file", folder / name, name) for name in others)
+    yield from (BundleItem("file", folder / name, name) for name in rest)
 
 
 def genie_items(sdk: Path, target: str, soc: Soc) -> Iterator[BundleItem]:
     folder = library_folder(sdk, target)
     for name in GENIE:
-        yield BundleItem(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
+        yield BundleItem(QNN, _file_of(sdk, [folder / name], target, soc), f"lib/{name}")
     program = sdk / "bin" / folder.name / SPEAKER
     if program.is_file():
         yield BundleItem("runner", program, f"{RUNNER.parent}/{SPEAKER}")
@@ -177,11 +177,11 @@ def file_items(paths: Sequence[Path]) -> list[BundleItem]:
     return [BundleItem("file", path, f"files/{path.name}") for path in paths]
 
 
-def _names_differ(what: str, paths: Sequence[Path]) -> None:
+def _names_differ(kind: str, paths: Sequence[Path]) -> None:
     names = [path.name for path in paths]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"two {what} are named {name}", fix="rename one: they share a folder")
+            raise UsageError(f"two {kind} are named {name}", fix="rename one: they share a folder")
 
 
 def built_items(dist: Path, selection: Selection, runner: str = RUNNER.name) -> Iterator[BundleItem]:
@@ -206,18 +206,18 @@ def built_items(dist: Path, selection: Selection, runner: str = RUNNER.name) -> 
 
 
 def _needed_libraries(program: Path, folder: Path) -> list[Path]:
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     unread = [program]
     while unread:
         path = unread.pop()
         try:
-            needed = elf.read(path).needed
+            names = elf.read(path).needed
         except CheckFailed:
             continue  # The checks name it.
-        more = [folder / name for name in needed if (folder / name).is_file() and folder / name not in found]
-        found |= dict.fromkeys(more)
+        more = [folder / name for name in names if (folder / name).is_file() and folder / name not in paths]
+        paths |= dict.fromkeys(more)
         unread += more
-    return sorted(found)
+    return sorted(paths)
 
 
 def qnn_items(
@@ -227,12 +227,12 @@ def qnn_items(
     table = qnn_libraries.table().target(target)
     folder = library_folder(sdk, target)
     groups = [*table.libraries, *((name.format(arch=soc.arch),) for name in table.soc_libraries)]
-    groups += [(name,) for name, wanted in ((ONLINE, online), (GPU, gpu)) if wanted]
+    groups += [(name,) for name, is_needed in ((ONLINE, online), (GPU, gpu)) if is_needed]
     for group in groups:
-        library = _needed(sdk, [folder / name for name in group], target, soc)
+        library = _file_of(sdk, [folder / name for name in group], target, soc)
         yield BundleItem(QNN, library, f"lib/{library.name}")
     for name in table.skels:
-        skel = _needed(sdk, [sdk / "lib" / name.format(arch=soc.arch)], target, soc)
+        skel = _file_of(sdk, [sdk / "lib" / name.format(arch=soc.arch)], target, soc)
         yield BundleItem(DSP, skel, f"dsp/{skel.name}")
 
 
@@ -246,7 +246,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
         raise UsageError(f"--lpai: manifests/libraries.toml knows no LPAI v{soc.lpai}")
     folder = library_folder(sdk, target)
     for name in table.libraries:
-        yield BundleItem(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
+        yield BundleItem(QNN, _file_of(sdk, [folder / name], target, soc), f"lib/{name}")
     for skel in table.skels:
         name = Path(skel).name
         skels = sorted(signed.rglob(name)) if signed.is_dir() else []
@@ -264,13 +264,13 @@ def library_folder(sdk: Path, target: str) -> Path:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name
     ours = session("provision", "--target", target)
-    named = "name an SDK that has them with QNN_SDK_ROOT"
+    own_sdk = "name an SDK that has them with QNN_SDK_ROOT"
     unset = bool(os.environ.get("QNN_SDK_ROOT"))
-    fix = join([named, ours], ", or unset it and ") if unset else join([ours, named], "; or ")
+    fix = join([own_sdk, ours], ", or unset it and ") if unset else join([ours, own_sdk], "; or ")
     raise EnvironmentLacking(f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", fix=fix)
 
 
-def _needed(sdk: Path, choices: Sequence[Path], target: str, soc: Soc) -> Path:
+def _file_of(sdk: Path, choices: Sequence[Path], target: str, soc: Soc) -> Path:
     """The first of these files that the SDK has."""
     if path := next((path for path in choices if path.is_file()), None):
         return path

@@ -70,24 +70,24 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
             _run(device, job, stage, wrapper=options.wrap, seconds=options.timeout)
 
 
-def wrong_chip(device: Device, wanted: str) -> Finding | None:
+def wrong_chip(device: Device, soc_name: str) -> Finding | None:
     """The finding if the device has another chip than the bundle is for; asked before anything is sent."""
     number = device.shell(f"cat {SOC_ID}").out.strip()
     kernel_id = int(number) if number.isdecimal() else None
-    if kernel_id in soc_named(wanted).kernel_ids:
+    if kernel_id in soc_named(soc_name).kernel_ids:
         return None
     chip = next((name for name, soc in load_socs().items() if kernel_id in soc.kernel_ids), None)
     if chip is None:
         message = f"{SOC_ID} says {number[:80] or 'nothing'}, which is no chip of manifests/socs.toml"
-        return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
-    own, other = soc_named(chip), soc_named(wanted)
+        return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {soc_name}")
+    own, other = soc_named(chip), soc_named(soc_name)
     runs = own.arch == other.arch and own.vtcm_mb >= other.vtcm_mb
     return Finding(
         "device-chip",
         Severity.NOTE if runs else Severity.ERROR,
         device.name,
         f"it is a {chip} (v{own.arch}, {own.vtcm_mb} MB VTCM; {SOC_ID} says {number}), and the bundle is for"
-        f" {wanted} (v{other.arch}, {other.vtcm_mb} MB)",
+        f" {soc_name} (v{other.arch}, {other.vtcm_mb} MB)",
         Fix("compile the program for it and bundle again: {}", ("bundle", "--soc", chip, "MODEL")),
     )
 
@@ -132,10 +132,10 @@ def _kind(options: DeviceOptions, selection: Selection) -> str:
     return ANDROID if options.serial else ""
 
 
-def _push(device: Device, job: DeviceRun, listed: Path | None, stage: StageRun) -> None:
+def _push(device: Device, job: DeviceRun, inputs: Path | None, stage: StageRun) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         files = {file.path: job.folder / file.path for file in job.bundle.files}
-        files |= session.stage_inputs(listed, Path(scratch)) if listed else {}
+        files |= session.stage_inputs(inputs, Path(scratch)) if inputs else {}
         stage.metrics |= {"device": device.name, **session.push(device, job.where, files)}
 
 
@@ -197,18 +197,18 @@ def report_failure(
     if ran.code is not None:
         message = f"the runner ended with exit code {ran.code}{_signal(ran.code)}"
     else:
-        left = f"process {ran.still_running} could not be killed: it still runs on the device"
-        left = "it was stopped" if ran.still_running is None else left
-        message = f"the runner did not end within {seconds:g} s, and {left}"
+        state = f"process {ran.still_running} could not be killed: it still runs on the device"
+        state = "it was stopped" if ran.still_running is None else state
+        message = f"the runner did not end within {seconds:g} s, and {state}"
     lines = [line for line in ran.out.splitlines() if line.strip()][-_TAIL:]
     fix = f"read {into / 'run.log'}"
     stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), fix)
     for text, subject in ((ran.out, "run.log"), (system, "system.log")):
-        if known := nearest(text):
-            stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {known.id}", known.cause, known.fix)
-    found = read(ran.out)
-    if found.told_by and not found.explanations:
-        message, fix = f"told by {found.told_by}", f"collect {found.collect}"
+        if row := nearest(text):
+            stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {row.id}", row.cause, row.fix)
+    diagnosis = read(ran.out)
+    if diagnosis.told_by and not diagnosis.explanations:
+        message, fix = f"told by {diagnosis.told_by}", f"collect {diagnosis.collect}"
         stage.add("device-diagnosis", Severity.NOTE, "run.log", message, fix)
 
 

@@ -75,13 +75,13 @@ def claimed(device: Device, folder: str) -> Iterator[None]:
     """
     holder = this_process().encode()
     earlier = _claim(device, folder, holder)
-    other = Holder.decode(earlier or "")
-    if earlier is not None and other and other.gone():
+    owner = Holder.decode(earlier or "")
+    if earlier is not None and owner and owner.gone():
         _release(device, folder, earlier)
         earlier = _claim(device, folder, holder)
     if earlier is not None:
         raise EnvironmentLacking(
-            f"{device.name}: {folder} is in use by {other.description if other else 'another run'}",
+            f"{device.name}: {folder} is in use by {owner.description if owner else 'another run'}",
             fix=f"wait for its end, or use another folder: {_other_folder(f'{folder}-2')}; "
             f"if that run has ended, type on the device: {quoted('rm', '-r', f'{folder}/{LOCK}')}",
         )
@@ -173,7 +173,7 @@ class RunResult:
     """The process that could not be ended, and still runs on the device."""
 
 
-def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
+def stage_inputs(list_path: Path, scratch: Path) -> dict[str, Path]:
     """The raw files that an input list names, and the list as it must be on the device.
 
     `scratch` gets links with the names of the device, so that adb pushes many at once.
@@ -181,21 +181,21 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
     lines: list[str] = []
     files: dict[str, Path] = {}
     try:
-        text = listed.read_text(encoding="utf-8")
+        text = list_path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "expected lines of file names, found no text"
-        raise UsageError(f"--inputs {listed}: {why}") from error
+        raise UsageError(f"--inputs {list_path}: {why}") from error
     for number, line in enumerate(text.splitlines()):
         if line.startswith("#"):
             continue
         names = []
-        where = f"--inputs {listed}: line {number + 1}"
+        where = f"--inputs {list_path}: line {number + 1}"
         try:
             words = shlex.split(line)
         except ValueError as error:
             raise UsageError(f"{where}: {error}", fix="close the quotes around file names") from error
         for index, word in enumerate(words):
-            path = listed.parent / word
+            path = list_path.parent / word
             if not path.is_file():
                 raise UsageError(f"{where}: there is no file {path}")
             place = f"{INPUTS}/{number:04d}_{index}.raw"
@@ -205,7 +205,7 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
         if names:
             lines.append(" ".join(names))
     if not lines:
-        raise UsageError(f"--inputs {listed}: expected a line for each inference, found none")
+        raise UsageError(f"--inputs {list_path}: expected a line for each inference, found none")
     rewritten = scratch / "list.txt"
     rewritten.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return {**files, INPUT_LIST: rewritten}
@@ -215,27 +215,27 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> dict[str, Me
     """Send the files whose hashes differ, check that they arrived, and remove those of earlier bundles.
 
     Returns what was done, for the report."""
-    wanted = {place: Artifact.of("", path) for place, path in files.items()}
+    artifacts = {place: Artifact.of("", path) for place, path in files.items()}
     folders = sorted({str(PurePosixPath(place).parent) for place in files} | {OUTPUTS, *CLEANED})
     _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be created")
-    there = hashes(device, folder, sorted({*wanted, *_present(device, folder)}))
-    stale = sorted(place for place in there if place not in wanted)
+    digests = hashes(device, folder, sorted({*artifacts, *_present(device, folder)}))
+    stale = sorted(place for place in digests if place not in artifacts)
     for batch in batches(stale):
         _expect(device.shell(f"rm -f {_below(folder, batch)}"), device, "an old file could not be removed")
-    missing = [place for place, artifact in wanted.items() if there.get(place) != artifact.sha256]
-    if missing:
-        device.push({place: files[place] for place in missing}, folder)
-        arrived = hashes(device, folder, missing)
-        for place in missing:
-            if arrived.get(place) != wanted[place].sha256:
+    places = [place for place, artifact in artifacts.items() if digests.get(place) != artifact.sha256]
+    if places:
+        device.push({place: files[place] for place in places}, folder)
+        arrived = hashes(device, folder, places)
+        for place in places:
+            if arrived.get(place) != artifacts[place].sha256:
                 raise UpstreamError(
-                    f"{device.name}: {folder}/{place}: expected {wanted[place].sha256} after pushing, "
+                    f"{device.name}: {folder}/{place}: expected {artifacts[place].sha256} after pushing, "
                     f"found {arrived.get(place, 'no such file')}",
                     fix="check that the device has space left (df -h), then run it again",
                 )
-    size = sum(wanted[place].size for place in missing)
-    unchanged = len(wanted) - len(missing)
-    return {"pushed": [*missing], "removed": [*stale], "unchanged": unchanged, "pushed_bytes": size}
+    size = sum(artifacts[place].size for place in places)
+    unchanged = len(artifacts) - len(places)
+    return {"pushed": [*places], "removed": [*stale], "unchanged": unchanged, "pushed_bytes": size}
 
 
 def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]:
@@ -320,8 +320,8 @@ def fetch_outputs(device: Device, folder: str, into: Path) -> list[Path]:
 
 def _present(device: Device, folder: str) -> Iterator[str]:
     """The files in the folders where nothing of an earlier bundle may stay."""
-    listed = " ".join(f"{name}/*" for name in CLEANED)
-    script = f'cd {shlex.quote(folder)} || exit 1\nfor f in {listed}; do [ -f "$f" ] && echo "$f"; done\n:'
+    patterns = " ".join(f"{name}/*" for name in CLEANED)
+    script = f'cd {shlex.quote(folder)} || exit 1\nfor f in {patterns}; do [ -f "$f" ] && echo "$f"; done\n:'
     answer = _expect(device.shell(script), device, f"{folder} could not be listed")
     yield from (line.strip() for line in answer.out.splitlines() if line.startswith(CLEANED))
 
@@ -330,10 +330,10 @@ def _below(folder: str, places: Sequence[str]) -> str:
     return " ".join(shlex.quote(f"{folder}/{place}") for place in places)
 
 
-def _expect(answer: CommandResult, device: Device, what: str) -> CommandResult:
+def _expect(answer: CommandResult, device: Device, failure: str) -> CommandResult:
     if answer.code != 0:
         reason = answer.out.strip().splitlines()[-1:] or ["no reason given"]
         raise UpstreamError(
-            f"{device.name}: {what}: {reason[0]}", fix="name a folder that you may write with --device-dir"
+            f"{device.name}: {failure}: {reason[0]}", fix="name a folder that you may write with --device-dir"
         )
     return answer

@@ -109,10 +109,10 @@ class Adb:
 
     def _adb(self, arguments: Sequence[str], seconds: float) -> str:
         command = [self.program, *(["-s", self.serial] if self.serial else []), *arguments]
-        done = _run(command, None, seconds)
-        errors = done.stderr.decode("utf-8", "replace").strip()
-        out = done.stdout.decode("utf-8", "replace")
-        if done.returncode != 0 and (errors.startswith(("error:", "adb:", "* ")) or not out):
+        process = _run(command, None, seconds)
+        errors = process.stderr.decode("utf-8", "replace").strip()
+        out = process.stdout.decode("utf-8", "replace")
+        if process.returncode != 0 and (errors.startswith(("error:", "adb:", "* ")) or not out):
             last = (errors or out.strip() or "no answer").splitlines()[-1]
             if any(words in errors for words in _NO_DEVICE):
                 raise EnvironmentLacking(f"{self.name}: {last}", fix=_ADB_FIX)
@@ -156,10 +156,10 @@ class Ssh:
         return self.shell("dmesg 2>/dev/null | tail -n 200", seconds=60).out
 
     def _ssh(self, script: str, stdin: IO[bytes] | None, seconds: float) -> bytes:
-        done = _run([self.program, *_SETTINGS, self.destination, script], stdin, seconds)
-        if done.returncode != 0:
-            raise self._error(done.returncode, done.stderr, done.stdout)
-        return done.stdout
+        process = _run([self.program, *_SETTINGS, self.destination, script], stdin, seconds)
+        if process.returncode != 0:
+            raise self._error(process.returncode, process.stderr, process.stdout)
+        return process.stdout
 
     def _error(self, code: int, stderr: bytes, out: bytes) -> EnvironmentLacking | UpstreamError:
         text = stderr.decode("utf-8", "replace").strip()

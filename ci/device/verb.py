@@ -30,13 +30,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     valued(way, "--ssh", "USER@HOST", "a Linux device, as ssh knows it")
     valued(way, "--device-dir", "DIR", "the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]")
     valued(way, "--wrap", "COMMAND", "run the runner with this: an emulator, taskset", default="")
-    what = parser.add_argument_group("the run")
-    valued(what, "--model", "NAME", "which of the bundle's models [the only one]")
-    valued(what, "--inputs", "LIST", "an input list; its files are pushed too", type=Path)
-    repeatable(what, "--runner-arg", "ARG", "give this to the runner")
-    add_timeout(what, "the run", 600.0)
-    switch(what, "--push-only", "update the device and run nothing")
-    what.add_argument(
+    job = parser.add_argument_group("the run")
+    valued(job, "--model", "NAME", "which of the bundle's models [the only one]")
+    valued(job, "--inputs", "LIST", "an input list; its files are pushed too", type=Path)
+    repeatable(job, "--runner-arg", "ARG", "give this to the runner")
+    add_timeout(job, "the run", 600.0)
+    switch(job, "--push-only", "update the device and run nothing")
+    job.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="the folder for outputs and logs [REPORTS/device]"
     )
 

@@ -91,10 +91,10 @@ class Diagnosis:
 def diagnosed(log: Readable, subject: str) -> Diagnosis:
     """What is known of a log. One without a line of trouble is healthy, whatever rules match."""
     text = of_log(log)
-    if not text.told:
+    if not text.trouble:
         return Diagnosis(subject, lines=text.lines, harmless=text.harmless)
     first, *later = _explanations(text) or [None]
-    heard = next((row for row in table().speakers if row.pattern.search(text.told)), None)
+    heard = next((row for row in table().speakers if row.pattern.search(text.trouble)), None)
     if first and (
         nearer := next((row for row in table().speakers if row.pattern.search(first.text.encode())), None)
     ):
@@ -106,33 +106,33 @@ def diagnosed(log: Readable, subject: str) -> Diagnosis:
         tuple(_data_types(text)),
         told_by=heard.name if heard else "",
         collect=heard.collect if heard else COLLECT,
-        trouble=tuple(_abbreviated(line) for line in text.told.splitlines()[:3]),
+        trouble=tuple(_abbreviated(line) for line in text.trouble.splitlines()[:3]),
         lines=text.lines,
         harmless=text.harmless,
-        later=tuple(shown for shown in later if shown),
+        later=tuple(filter(None, later)),
     )
 
 
 def _explanations(text: LogText) -> list[Explanation | None]:
     texts = [text, *filter(None, [text.without_sources()])]
-    found = dict[str, tuple[int, FailureRule, bytes]]()
+    hits = dict[str, tuple[int, FailureRule, bytes]]()
     for rule in failure_rules().values():
-        for other in texts:
-            start = _first(rule, other)
-            if start is not None and all(pattern.search(other.text) for pattern in rule.also):
-                place = (other.line(start), rule, text.text and other.line_at(start))
-                found[rule.id] = min(place, found.get(rule.id, place), key=lambda row: row[0])
+        for log in texts:
+            start = _first(rule, log)
+            if start is not None and all(pattern.search(log.text) for pattern in rule.also):
+                place = (log.line(start), rule, text.text and log.line_at(start))
+                hits[rule.id] = min(place, hits.get(rule.id, place), key=lambda row: row[0])
     for line, code in _codes(text):
         for rule in failure_rules().values():
-            if rule.rank in (Rank.meaning, Rank.form) and code.number in rule.codes and rule.id not in found:
-                found[rule.id] = (line[0], rule, line[1])
-    shown = [row for row in found.values() if found.keys().isdisjoint(row[1].unless)]
-    shown.sort(key=lambda row: (row[1].rank, row[0], not row[1].decided))
+            if rule.rank in (Rank.meaning, Rank.form) and code.number in rule.codes and rule.id not in hits:
+                hits[rule.id] = (line[0], rule, line[1])
+    rows = [row for row in hits.values() if hits.keys().isdisjoint(row[1].unless)]
+    rows.sort(key=lambda row: (row[1].rank, row[0], not row[1].decided))
     # Of a form or an ending only the first is told, and only where nothing else is.
-    ends = [row for row in shown if row[1].rank >= Rank.end]
+    ends = [row for row in rows if row[1].rank >= Rank.end]
     return [
         _explanation(rule, line, words)
-        for line, rule, words in [row for row in shown if row not in ends] or ends[:1]
+        for line, rule, words in [row for row in rows if row not in ends] or ends[:1]
     ]
 
 
@@ -170,11 +170,11 @@ def _codes(log: LogText) -> list[tuple[tuple[int, bytes], Code]]:
             for start, number in _numbers_in(match):
                 if (code := row.code(number)).name:
                     by_place.setdefault(start, code)
-    named = {name: number for number, name in table().codes.items()}
+    numbers = {name: number for number, name in table().codes.items()}
     for match in CODE_NAME.finditer(log.text):
         name = log.text[match.start() : match.end()].decode("ascii")
-        if name in named:
-            by_place[match.start()] = code_named(named[name])
+        if name in numbers:
+            by_place[match.start()] = code_named(numbers[name])
     return [((log.line(start), log.line_at(start)), by_place[start]) for start in sorted(by_place)]
 
 
@@ -187,8 +187,8 @@ def _numbers_in(match: TextMatch) -> Iterator[tuple[int, int]]:
 
 def _data_types(log: LogText) -> list[str]:
     numbers = (number for match in DATA_TYPES.finditer(log.text) for _, number in _numbers_in(match))
-    known = table().data_types
-    return [f"{number:#x}: {known[number]}" for number in dict.fromkeys(numbers) if number in known]
+    names = table().data_types
+    return [f"{number:#x}: {names[number]}" for number in dict.fromkeys(numbers) if number in names]
 
 
 def read(text: str | bytes, subject: str = "") -> Diagnosis:
@@ -203,27 +203,27 @@ def nearest(text: str) -> Explanation | None:
 
 def of_model(text: str) -> Explanation | None:
     """What torch or ExecuTorch say of a model that they cannot load, export, quantize or lower."""
-    known = read(text)
-    shown = (*known.explanations, *known.later)
-    return next((row for row in shown if failure_rules()[row.id].family == MODELS), None)
+    diagnosis = read(text)
+    rows = (*diagnosis.explanations, *diagnosis.later)
+    return next((row for row in rows if failure_rules()[row.id].family == MODELS), None)
 
 
 def causes(text: str) -> str:
     """The first known failure in a log and its fix, as further lines of a message; empty if there is none."""
-    return f"\n  {shown}\n  fix: {shown.fix}" if (shown := nearest(text)) else ""
+    return f"\n  {row}\n  fix: {row.fix}" if (row := nearest(text)) else ""
 
 
 def of_number(number: int) -> Diagnosis:
     """What one number means to each program that has it, and the failures it is known from: first what it
     says by itself."""
     code = code_named(number)
-    others = (row.code(number) for row in table().numbers if row.names or row.offset)
-    known = [code for code in dict.fromkeys([code, *others]) if code.name] or [code]
-    rules = [rule for rule in failure_rules().values() if any(code.number in rule.codes for code in known)]
+    readings = (row.code(number) for row in table().numbers if row.names or row.offset)
+    codes = [code for code in dict.fromkeys([code, *readings]) if code.name] or [code]
+    rules = [rule for rule in failure_rules().values() if any(code.number in rule.codes for code in codes)]
     rules.sort(key=lambda rule: rule.rank is not Rank.meaning)
-    subject = str(known[0]) if len(known) == 1 else f"{number} ({number:#x})"
-    shown = tuple(_explanation(rule) for rule in rules)
-    return Diagnosis(subject, shown, tuple(replace(code, general=False) for code in known))
+    subject = str(codes[0]) if len(codes) == 1 else f"{number} ({number:#x})"
+    explanations = tuple(_explanation(rule) for rule in rules)
+    return Diagnosis(subject, explanations, tuple(replace(code, general=False) for code in codes))
 
 
 def of_failure(name: str) -> Explanation | None:
@@ -300,7 +300,7 @@ class LogText:
     rows: list[bytes] = field(default_factory=list)
     """The lines of the text, with what names their sources."""
     lines: int = 0
-    told: bytes = b""
+    trouble: bytes = b""
     """The lines that tell of trouble, each shape of them a few times."""
     harmless: int = 0
     """How many lines look like trouble and are none."""
@@ -319,13 +319,13 @@ class LogText:
 
 
 def of_log(log: Readable) -> LogText:
-    read, counts, whole = LogText(), Counter[bytes](), True
+    result, counts, is_small = LogText(), Counter[bytes](), True
     for block, last in _blocks(log):
         lines = block.split(b"\n")
-        numbers = range(read.lines + 1, read.lines + len(lines) + 1)
-        read.lines += len(lines)
-        whole = whole and last and len(block) <= SMALL
-        wanted, harmless = set[int](), set[int]()
+        numbers = range(result.lines + 1, result.lines + len(lines) + 1)
+        result.lines += len(lines)
+        is_small = is_small and last and len(block) <= SMALL
+        places, harmless = set[int](), set[int]()
         for place in _suspicious(block):
             line = lines[place]
             if is_harmless(line):
@@ -334,31 +334,31 @@ def of_log(log: Readable) -> LogText:
             shape = line.translate(DIGITS)
             counts[shape] += 1
             if counts[shape] <= ENOUGH:
-                wanted.add(place)
-                read.told += line[:2000] + b"\n"
-        read.harmless += len(harmless)
-        if whole:
-            chosen = list(range(len(lines)))
+                places.add(place)
+                result.trouble += line[:2000] + b"\n"
+        result.harmless += len(harmless)
+        if is_small:
+            rows = list(range(len(lines)))
         else:
-            near = {other for place in wanted for other in range(place - CONTEXT, place + CONTEXT + 1)}
-            chosen = sorted(place for place in near if 0 <= place < len(lines))
-        if len(read.text) < MOST:
-            read.text += b"".join((b"" if place in harmless else lines[place]) + b"\n" for place in chosen)
-            read.numbers += [numbers[place] for place in chosen]
-    read.numbers.append(read.lines + 1)
-    read.rows = read.text.split(b"\n")
-    return read
+            near = {row for place in places for row in range(place - CONTEXT, place + CONTEXT + 1)}
+            rows = sorted(place for place in near if 0 <= place < len(lines))
+        if len(result.text) < MOST:
+            result.text += b"".join((b"" if place in harmless else lines[place]) + b"\n" for place in rows)
+            result.numbers += [numbers[place] for place in rows]
+    result.numbers.append(result.lines + 1)
+    result.rows = result.text.split(b"\n")
+    return result
 
 
 def _suspicious(text: bytes) -> Iterator[int]:
     """The places of the lines that look like trouble."""
-    place, counted, end = 0, 0, -1
+    place, mark, end = 0, 0, -1
     for match in table().trouble.finditer(text):
         start = match.end() - 1
         if start <= end:
             continue
-        place += text.count(b"\n", counted, start)
-        counted = start
+        place += text.count(b"\n", mark, start)
+        mark = start
         yield place
         end = text.find(b"\n", start)
         if end < 0:
@@ -381,18 +381,18 @@ def is_harmless(line: bytes) -> bool:
 def _blocks(log: Readable) -> Iterator[tuple[bytes, bool]]:
     """A log in parts of whole lines, as it is read, and whether it is the last. Windows'
     shell writes UTF-16."""
-    read = log.read(BLOCK)
+    block = log.read(BLOCK)
     decoder = None
-    if read.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         decoder = codecs.getincrementaldecoder("utf-16")("replace")
-    tried = CONFIGURE_LOG in read[:100]
+    is_cmake = CONFIGURE_LOG in block[:100]
     rest = b""
-    while read:
+    while block:
         more = log.read(BLOCK)
-        text = rest + (decoder.decode(read).encode("utf-8", "replace") if decoder else read)
+        text = rest + (decoder.decode(block).encode("utf-8", "replace") if decoder else block)
         cut = text.rfind(b"\n") + 1 or len(text) if more else len(text)
-        text, rest, read = text[:cut], text[cut:], more
-        if tried:
+        text, rest, block = text[:cut], text[cut:], more
+        if is_cmake:
             text = TRIED.sub(lambda event: b"\n" * event[0].count(b"\n"), text)
         yield plain_text(text).removesuffix(b"\n"), not more
 

@@ -40,12 +40,12 @@ class Rule:
 
 def explained(name: str) -> Rule | None:
     """The rule with that name, else the row that stands for it."""
-    known = rules()
-    if name in known:
-        return known[name]
-    rows = [row for row in known if "*" in row and fnmatchcase(name, row)]
+    all_rules = rules()
+    if name in all_rules:
+        return all_rules[name]
+    rows = [row for row in all_rules if "*" in row and fnmatchcase(name, row)]
     # `*-timeout` says more of lowering-timeout than `lowering-*` does.
-    return known[min(rows, key=lambda row: (not row.startswith("*"), -len(row)))] if rows else None
+    return all_rules[min(rows, key=lambda row: (not row.startswith("*"), -len(row)))] if rows else None
 
 
 @cache
@@ -65,7 +65,7 @@ def rules() -> dict[str, Rule]:
         schema_: int = Field(alias="schema")
         rule: dict[str, Row]
 
-    found = {
+    rules_by_name = {
         name: Rule(name, row.summary, Fix(row.fix, *row.commands), row.page)
         for name, row in load(TABLE, Table).rule.items()
     }
@@ -74,15 +74,15 @@ def rules() -> dict[str, Rule]:
             fix = fix_of(row)
             # What a finding fills in is a word in capitals where the rule itself is explained.
             names = {name: name.upper() for _, name, _, _ in Formatter().parse(row["fix"]) if name}
-            found[name] = Rule(name, row["summary"], Fix(fix.format(**names)) if names else fix, page)
-    return found
+            rules_by_name[name] = Rule(name, row["summary"], Fix(fix.format(**names)) if names else fix, page)
+    return rules_by_name
 
 
 def page_of(name: str, page: str = RULES_PAGE) -> str:
     """Where the site that the user named explains a rule or a failure; empty if there is none."""
     site = os.environ.get("QNN_CI_SITE", "").rstrip("/")
-    known = re.fullmatch(r"https?://[^\s<>\"'()\[\]]+", site) is not None
-    return f"{site}/{page}#{quote(name)}" if known else ""
+    is_address = re.fullmatch(r"https?://[^\s<>\"'()\[\]]+", site) is not None
+    return f"{site}/{page}#{quote(name)}" if is_address else ""
 
 
 # Known failures
@@ -140,10 +140,10 @@ class LogPattern:
         options.max_mem = 64 << 20
         # Each byte is a character: text need not be UTF-8.
         options.encoding = re2.Options.Encoding.LATIN1
-        whole = self.source
+        source = self.source
         if self._blanks:
-            whole = BLANK.sub(lambda found: found[1] or (r"\s+" if found[2] is None else "[\"'`]?"), whole)
-        return re2.compile(f"(?{'mi' if self._any_case else 'm'}){whole}".encode(), options)
+            source = BLANK.sub(lambda match: match[1] or (r"\s+" if match[2] is None else "[\"'`]?"), source)
+        return re2.compile(f"(?{'mi' if self._any_case else 'm'}){source}".encode(), options)
 
     def search(self, text: bytes) -> TextMatch | None:
         return cast("TextMatch | None", self._compiled.search(text))
@@ -246,25 +246,25 @@ class LogTable:
 
 @cache
 def table() -> LogTable:
-    read = toml.loads(MANIFEST.read_text(encoding="utf-8"))
+    data = toml.loads(MANIFEST.read_text(encoding="utf-8"))
     return LogTable(
         [
             LogSpeaker(row["name"], LogPattern(*row["patterns"]), fix_of(row, "collect"))
-            for row in read["speaker"]
+            for row in data["speaker"]
         ],
         [
             Numbers(
                 row["of"], LogPattern(*row["patterns"]), row.get("offset", 0), _numbered(row.get("names", {}))
             )
-            for row in read["numbers"]
+            for row in data["numbers"]
         ],
-        LogPattern(*read["trouble"], blanks=False),
-        LogPattern(*(source for row in read["harmless"] for source in row["patterns"]), blanks=False),
-        LogPattern(*read["phrases"], blanks=False),
-        _numbered(read["codes"]),
-        _numbered(read["data_types"]),
-        {name: (low, high) for name, (low, high) in read["ranges"].items()},
-        {said.encode(): english.encode() for english, words in read["words"].items() for said in words},
+        LogPattern(*data["trouble"], blanks=False),
+        LogPattern(*(source for row in data["harmless"] for source in row["patterns"]), blanks=False),
+        LogPattern(*data["phrases"], blanks=False),
+        _numbered(data["codes"]),
+        _numbered(data["data_types"]),
+        {name: (low, high) for name, (low, high) in data["ranges"].items()},
+        {word.encode(): english.encode() for english, words in data["words"].items() for word in words},
     )
 
 
@@ -316,20 +316,20 @@ def _rule(
     )
 
 
-def _as_number(written: int | str) -> Number:
+def _as_number(value: int | str) -> Number:
     """`1002`, or `Genie -4` of another program than QNN."""
-    if isinstance(written, int):
-        return (QNN, written)
-    of, _, number = written.rpartition(" ")
+    if isinstance(value, int):
+        return (QNN, value)
+    of, _, number = value.rpartition(" ")
     return (of, int(number, 0))
 
 
 def code_named(number: int) -> Code:
     """Takes FastRPC codes signed, and QNN's 64-bit handles, whose low 16 bits are the code."""
-    known = table()
+    log_table = table()
     value = number & 0xFFFFFFFF if -(1 << 31) <= number < 0 else number
     # Of a handle the other bits are a pointer or zero; a small number is only itself.
     if value > 0xFFFFFFFF:
         value &= 0xFFFF
-    component = next((name for name, (low, high) in known.ranges.items() if low <= value <= high), "")
-    return Code(value, component, known.codes.get(value, ""))
+    component = next((name for name, (low, high) in log_table.ranges.items() if low <= value <= high), "")
+    return Code(value, component, log_table.codes.get(value, ""))

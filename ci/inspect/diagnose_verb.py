@@ -99,12 +99,12 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     if not path.exists():
         if re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", name):
             return [of_number(int(name, 0) if name[:2].lower() == "0x" else int(name))]
-        if found := _of_rule(name):
-            return [Diagnosis(name, (found,))]
+        if explanation := _of_rule(name):
+            return [Diagnosis(name, (explanation,))]
         if match := OPERATOR.fullmatch(name):
             return [_diagnose_operator(name, *match.groups())]
     try:
-        results = [_of_log(subject, log, size) for subject, log, size in logs_of(path, _shown)]
+        results = [_of_log(subject, log, size) for subject, log, size in logs_of(path, _name_of)]
     except (EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(
             f"{name} is damaged or cut off: {error}",
@@ -115,8 +115,8 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
             f"{name}: expected a number, a rule, a log, a folder or an archive of logs,"
             f" found {error.strerror or error}"
         )
-        named = [*(rule for rule in rules() if "*" not in rule), *_faults()]
-        near = get_close_matches(name, named, n=1)
+        names = [*(rule for rule in rules() if "*" not in rule), *_faults()]
+        near = get_close_matches(name, names, n=1)
         fix = (
             f"did you mean {near[0]}?"
             if near
@@ -126,9 +126,9 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     if len(results) == 1:
         return results
     # Most logs of a folder are of steps that went well: show those with something known, else with trouble.
-    known = [result for result in results if result.explanations or result.operators]
+    answers = [result for result in results if result.explanations or result.operators]
     troubled = [result for result in results if result.trouble]
-    return known or troubled or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
+    return answers or troubled or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
 
 
 def _of_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:
@@ -181,7 +181,7 @@ def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
     return Diagnosis(subject, operators=tuple(lines_of(operator, scheme_named(scheme))))
 
 
-def _shown(path: Path) -> str:
+def _name_of(path: Path) -> str:
     """The path as its user would type it."""
     folder = Parser.user_folder()
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
@@ -205,8 +205,8 @@ def _bundle(names: Sequence[str]) -> str:
         )
     findings = findings_text(report).encode() if report else b""
     with log.open("rb") if log else io.BytesIO(findings) as content:
-        found = diagnosed(content, log.name if log else path.name)
-    return markdown(found, _as_text(found), log, report)
+        diagnosis = diagnosed(content, log.name if log else path.name)
+    return markdown(diagnosis, _as_text(diagnosis), log, report)
 
 
 def _as_text(result: Diagnosis) -> str:
@@ -264,17 +264,17 @@ def _facts(result: Diagnosis) -> dict[str, object]:
 # The logs that a path stands for: a file, those of a .zip or those below a folder
 
 
-def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, BinaryIO, int]]:
+def logs_of(path: Path, name_of: Callable[[Path], str]) -> Iterator[tuple[str, BinaryIO, int]]:
     """Each log with its name and size, open until the next one."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_log(file.as_posix()) and file.is_file())
-        _refuse_none(shown(path), bool(files))
+        _refuse_none(name_of(path), bool(files))
         for file in files:
             with file.open("rb") as log:
                 if _is_text(log):
-                    yield shown(file), log, file.stat().st_size
+                    yield name_of(file), log, file.stat().st_size
         return
-    name = shown(path)
+    name = name_of(path)
     with path.open("rb") as log:
         if log.peek(4).startswith(ZIP_STARTS) or path.suffix == ".zip":
             yield from _in_zip(path, name)
@@ -312,9 +312,9 @@ def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
     with opened as archive:
         # GitHub's archive contains each job's whole log, and each of its steps again in the job's folder.
         infos = [info for info in archive.infolist() if _is_log(info.filename)]
-        whole = [info for info in infos if "/" not in info.filename] or infos
-        _refuse_none(name, bool(whole))
-        for info in whole:
+        logs = [info for info in infos if "/" not in info.filename] or infos
+        _refuse_none(name, bool(logs))
+        for info in logs:
             inside = f"{name}: {info.filename}"
             if info.file_size > LARGEST:
                 raise UsageError(
@@ -330,8 +330,8 @@ def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
                 yield inside, cast("BinaryIO", log), info.file_size
 
 
-def _refuse_none(name: str, found: bool) -> None:
-    if not found:
+def _refuse_none(name: str, has_logs: bool) -> None:
+    if not has_logs:
         raise UsageError(
             f"{name} has no log in it (.log, .txt, .out, .err, log.*)",
             fix="give the file that has what was printed",

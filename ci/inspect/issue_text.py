@@ -64,17 +64,17 @@ def failed_report(folder: Path) -> Report | None:
 
 
 def log_of(report: Report, folder: Path) -> Path | None:
-    named = [Path(artifact.path) for artifact in report.artifacts if artifact.kind == LOG]
-    logs = [*named, folder / "logs" / f"{report.stage}.log"]
+    paths = [Path(artifact.path) for artifact in report.artifacts if artifact.kind == LOG]
+    logs = [*paths, folder / "logs" / f"{report.stage}.log"]
     return next((log for log in logs if log.is_file()), None)
 
 
-def markdown(found: Diagnosis, explanation: str, log: Path | None, report: Report | None = None) -> str:
+def markdown(diagnosis: Diagnosis, explanation: str, log: Path | None, report: Report | None = None) -> str:
     """`explanation` is what diagnose prints of it. A command for one model keeps no log."""
-    at = min((shown.line for shown in found.explanations if shown.line), default=0)
+    at = min((row.line for row in diagnosis.explanations if row.line), default=0)
     findings = findings_text(report) if report else ""
     first, lines = _excerpt(log, at) if log else (0, [])
-    chosen = os.environ.get("QNN_CI_SOC", "")
+    chip = os.environ.get("QNN_CI_SOC", "")
     pins = load_profile((report.profile if report else "") or DEFAULT_PROFILE).packages
     rows = [
         ("qnn-ci", project().version),
@@ -82,7 +82,7 @@ def markdown(found: Diagnosis, explanation: str, log: Path | None, report: Repor
         ("pinned packages", ", ".join(" ".join(pin) for pin in pins.items())),
         *([("command", report.command)] if report else []),
         *([("profile and target", f"{report.profile}, {report.target}")] if report else []),
-        *([("chip chosen", chosen)] if chosen else []),
+        *([("chip chosen", chip)] if chip else []),
         ("QNN builds provisioned", ", ".join(_provisioned(store_path())) or "none"),
         *_own_sdk(),
     ]
@@ -92,7 +92,7 @@ def markdown(found: Diagnosis, explanation: str, log: Path | None, report: Repor
     sections = [f"| what | value |\n| --- | --- |\n{table}"]
     if report:
         sections.append(f"What {report.stage} found:\n\n{fence}text\n{findings}\n{fence}")
-    if log or found.explanations:
+    if log or diagnosis.explanations:
         sections.append(f"What qnn-ci diagnose says:\n\n{fence}text\n{explanation}\n{fence}")
     if log:
         last = first + len(lines) - 1
@@ -130,7 +130,7 @@ def _own_sdk() -> Iterator[tuple[str, str]]:
 def _excerpt(path: Path, line: int) -> tuple[int, list[str]]:
     """The number of the first line, and at most LINES lines around `line` (0: around the first that tells of
     trouble, or the last)."""
-    kept: deque[bytes] = deque(maxlen=BEFORE)
+    before: deque[bytes] = deque(maxlen=BEFORE)
     first, excerpt, number = 0, list[bytes](), 0
     with path.open("rb") as log:
         for number, text in enumerate(_lines(log), 1):
@@ -139,10 +139,10 @@ def _excerpt(path: Path, line: int) -> tuple[int, list[str]]:
             if excerpt:
                 excerpt.append(text)
             elif number == line or (not line and tells_of_trouble(text)):
-                first, excerpt = number - len(kept), [*kept, text]
-            kept.append(text)
+                first, excerpt = number - len(before), [*before, text]
+            before.append(text)
     if not excerpt:
-        first, excerpt = number - len(kept) + 1, list(kept)
+        first, excerpt = number - len(before) + 1, list(before)
     return first, _without_keys(excerpt)
 
 
@@ -157,10 +157,10 @@ def _lines(log: BinaryIO) -> Iterator[bytes]:
 
 
 def _without_keys(lines: Iterable[bytes]) -> list[str]:
-    shown, inside = list[str](), False
+    texts, inside = list[str](), False
     for line in lines:
         text = visible(line.decode("utf-8", "replace"))[:LONGEST]
         inside = inside or KEY.search(text) is not None
-        shown.append("***" if inside else text)
+        texts.append("***" if inside else text)
         inside = inside and "-----END" not in text
-    return shown
+    return texts

@@ -146,11 +146,9 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
             with _opened(path) as folder:
                 libraries = _libraries(folder)
                 stage.findings += _findings(path, folder, libraries, socs)
-            listed = [library.described() for library in libraries if library.of_qnn]
-            packages[str(path)] = {"libraries": [*listed]}
-            sys.stdout.writelines(
-                f"{in_line(line)}\n" for line in (str(path), *(f"  {row}" for row in listed))
-            )
+            rows = [library.described() for library in libraries if library.of_qnn]
+            packages[str(path)] = {"libraries": [*rows]}
+            sys.stdout.writelines(f"{in_line(line)}\n" for line in (str(path), *(f"  {row}" for row in rows)))
             sys.stdout.flush()
     stage.metrics["packages"] = packages
     answer.add(kind="package", good=outcome_of(stage.findings) is Outcome.PASS, packages=packages)
@@ -219,7 +217,7 @@ def _findings(
     for library in libraries:
         yield from _wrong(library)
     yield from _several_builds(qnn)
-    yield from _needed(libraries)
+    yield from _dependencies(libraries)
     if qnn:
         yield from _halves(path, qnn, socs)
     for dialog in dialogs:
@@ -242,12 +240,12 @@ def _several_builds(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
         for build in library.builds:
             names_by_build.setdefault(build, set()).add(library.name)
     if len(names_by_build) > 1:
-        listed = "; ".join(f"{build}: {', '.join(sorted(names))}" for build, names in names_by_build.items())
-        message = f"libraries of {len(names_by_build)} QNN builds: {listed}"
+        rows = "; ".join(f"{build}: {', '.join(sorted(names))}" for build, names in names_by_build.items())
+        message = f"libraries of {len(names_by_build)} QNN builds: {rows}"
         yield _finding("package-mixed", "QNN", message, _SAME_SDK)
 
 
-def _needed(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
+def _dependencies(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
     """Android's loader looks beside a library, and among those that the phone has for every app."""
     phones = [library for library in libraries if library.abi == PHONES]
     names = {library.name for library in phones}
@@ -255,9 +253,9 @@ def _needed(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
     for library in phones:
         if library.elf is None or library.elf.machine != elf.AARCH64:
             continue
-        missing = [name for name in library.elf.needed if name not in names and name not in provided]
-        if missing:
-            message = f"it needs {', '.join(missing)}, which is neither beside it nor of Android"
+        gaps = [name for name in library.elf.needed if name not in names and name not in provided]
+        if gaps:
+            message = f"it needs {', '.join(gaps)}, which is neither beside it nor of Android"
             yield _finding("package-missing", library.place, message, f"put it into {library.folder}")
 
 
@@ -280,11 +278,11 @@ def _halves(path: Path, libraries: Sequence[PackagedLibrary], socs: Mapping[str,
         yield _finding("package-missing", "libQnnHtp.so", message, fix)
 
 
-def _lacking(path: Path, user: str, names: Set[str], needed: Sequence[str]) -> Iterator[Finding]:
-    missing = " and ".join(name for name in needed if name not in names)
-    if missing:
-        message = f"it needs {missing}, which {path.name} lacks"
-        yield _finding("package-missing", user, message, f"put {missing} of the same SDK into it")
+def _lacking(path: Path, user: str, names: Set[str], pair: Sequence[str]) -> Iterator[Finding]:
+    gaps = " and ".join(name for name in pair if name not in names)
+    if gaps:
+        message = f"it needs {gaps}, which {path.name} lacks"
+        yield _finding("package-missing", user, message, f"put {gaps} of the same SDK into it")
 
 
 def _genie(config: Path, place: str) -> Iterator[Finding]:
@@ -293,12 +291,12 @@ def _genie(config: Path, place: str) -> Iterator[Finding]:
         engine = dialog["engine"]
         names = [*engine["model"]["binary"]["ctx-bins"], dialog["tokenizer"]["path"]]
         names += filter(None, [engine["backend"].get("extensions")])
-        missing = [name for name in names if not (config.parent / name).is_file()]
+        gaps = [name for name in names if not (config.parent / name).is_file()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"expected Genie's configuration, found {error!r}"
         yield _finding("package-damaged", place, message, "copy it again, or compile the model again")
         return
-    if missing:
-        message = f"it names {', '.join(missing)}, which is no file beside it"
+    if gaps:
+        message = f"it names {', '.join(gaps)}, which is no file beside it"
         fix = "put it there: the paths are relative to the folder that Genie is started in"
         yield _finding("package-missing", place, message, fix)

@@ -109,29 +109,29 @@ def _inspect(args: argparse.Namespace) -> int:
     return exit_code_of(good=loading is None or loading.loads)
 
 
-def _refuse_flags(path: Path, what: str, sdk: Path | None, into: Path | None) -> None:
+def _refuse_flags(path: Path, kind: str, sdk: Path | None, into: Path | None) -> None:
     if sdk or into:
         flag = "--against" if sdk else "--extract"
-        raise UsageError(f"{flag} is for programs, and {path} is a {what}", fix=leave_out(flag))
+        raise UsageError(f"{flag} is for programs, and {path} is a {kind}", fix=leave_out(flag))
 
 
 def _show(path: Path, kind: str, values: Mapping[str, object]) -> int:
     answer.add(file=str(path), kind=kind, **values)
     lines = [f"{path}: {values['what']}"]
     for name, value in values.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if name != "what":
-            lines.append(f"  {name}: {shown or 'none'}")
+            lines.append(f"  {name}: {text or 'none'}")
     sys.stdout.writelines(f"{in_line(line)}\n" for line in lines)
     return 0
 
 
 def _dlc(contents: Dlc) -> dict[str, object]:
-    what = "a QNN graph that is not compiled yet"
+    text = "a QNN graph that is not compiled yet"
     if contents.chips:
-        what = f"a flexible context for {', '.join(contents.chips)}"
+        text = f"a flexible context for {', '.join(contents.chips)}"
     return {
-        "what": f"DLC, {what}, {contents.size:,} bytes",
+        "what": f"DLC, {text}, {contents.size:,} bytes",
         "QNN build": list(contents.builds),
         "members": [f"{name} ({size:,} bytes)" for name, size in contents.members.items()],
     }
@@ -175,8 +175,8 @@ def _compiled(path: Path, model: CompiledModel) -> Iterator[str]:
         yield from _context(node.context, "  ")
 
 
-def _tensors(kind: str, named: Iterable[tuple[int | str, TensorInfo | str]]) -> Iterator[str]:
-    for name, tensor in named:
+def _tensors(kind: str, tensors: Iterable[tuple[int | str, TensorInfo | str]]) -> Iterator[str]:
+    for name, tensor in tensors:
         yield f"  {kind} {name}: {tensor}"
 
 
@@ -244,16 +244,16 @@ def extract(path: Path, contents: CompiledProgram, into: Path) -> list[Path]:
     parts = [*_of_program(path, contents)]
     if not parts:
         raise CheckFailed(f"{path}: there is nothing compiled for QNN in it", fix="name another file")
-    written = []
+    files = []
     try:
         for name, data in parts:
             replace_bytes(into / name, data)
-            written.append(into / name)
+            files.append(into / name)
     except OSError as error:
-        for file in written:
+        for file in files:
             file.unlink(missing_ok=True)
         raise EnvironmentLacking(f"{into}: {error.strerror}", fix="--extract another folder") from error
-    return written
+    return files
 
 
 def context_in(data: memoryview) -> tuple[str, memoryview]:
@@ -275,11 +275,11 @@ def context_in(data: memoryview) -> tuple[str, memoryview]:
 
 
 def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:
-    whole = bytes_of(path)
+    data = bytes_of(path)
     size = sum(delegate.size for delegate in program.delegates)
-    if size > MOST_SHARED * len(whole):
+    if size > MOST_SHARED * len(data):
         raise CheckFailed(
-            f"{path}: its delegates share their data: {size:,} bytes of a file of {len(whole):,}",
+            f"{path}: its delegates share their data: {size:,} bytes of a file of {len(data):,}",
             fix="compile it again",
         )
     counts: dict[str, int] = {}
@@ -294,5 +294,5 @@ def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, byt
             )
         if Path(delegate.method).name != delegate.method:
             raise CheckFailed(f"{path}: a method is called {delegate.method!r}, which is no file name")
-        suffix, context = context_in(whole[delegate.offset : delegate.offset + delegate.size])
+        suffix, context = context_in(data[delegate.offset : delegate.offset + delegate.size])
         yield f"{path.stem}.{delegate.method}_{index}{suffix}", context

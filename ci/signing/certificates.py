@@ -73,17 +73,17 @@ def join(chain: Sequence[x509.Certificate]) -> bytes:
 
 def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
     """Raises BadLibrary, which names the first one that is damaged."""
-    loaded = []
+    certificates = []
     for index, der in enumerate(ders):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                loaded.append(certificate_of(der))
+                certificates.append(certificate_of(der))
         except Exception as error:
             # cryptography raises a dozen kinds of exception for damaged certificates; half are no ValueError.
             message = f"not a certificate that can be read: {error}"[:200]
             raise BadLibrary(f"certificate {index}", message) from error
-    return loaded
+    return certificates
 
 
 def read_root(path: Path) -> x509.Certificate:
@@ -186,8 +186,8 @@ def _signs(_: object, __: object, usage: x509.KeyUsage | None) -> None:
 
 
 def _signs_code(_: object, __: object, usage: x509.ExtendedKeyUsage | None) -> None:
-    allowed = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
-    if usage is not None and not allowed & set(usage):
+    usages = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
+    if usage is not None and not usages & set(usage):
         raise ValueError("it may not be used for code signing")
 
 

@@ -86,7 +86,7 @@ class ElfSegment:
     def end(self) -> int:
         return self.offset + self.filesz
 
-    def moved(self, by: int) -> ElfSegment:
+    def shift(self, by: int) -> ElfSegment:
         return replace(self, offset=self.offset + by)
 
 
@@ -146,9 +146,9 @@ def _unpack(data: Bytes, at: int, form: struct.Struct, part: str) -> tuple[Any, 
 
 def _segments(data: Bytes, form: Format, header: Header) -> Iterator[ElfSegment]:
     if header.phnum and header.phentsize != form.segment.size:
-        expected = f"expected {form.segment.size}, found {header.phentsize}"
-        raise BadLibrary("ELF header", f"e_phentsize: {expected}")
-    whole = struct.Struct(f"{header.phnum * form.segment.size}s")
-    (table,) = _unpack(data, header.phoff, whole, "program headers")
+        message = f"expected {form.segment.size}, found {header.phentsize}"
+        raise BadLibrary("ELF header", f"e_phentsize: {message}")
+    all_headers = struct.Struct(f"{header.phnum * form.segment.size}s")
+    (table,) = _unpack(data, header.phoff, all_headers, "program headers")
     for fields in form.segment.iter_unpack(table):
         yield ElfSegment(**dict(zip(form.segment_fields, fields, strict=True)))

@@ -91,31 +91,31 @@ def chip_of(socs: Sequence[str]) -> Chip:
 
 
 def to_sign(
-    chip: Chip, environment: Environment | None, named: Sequence[Path], *, direct: bool
+    chip: Chip, environment: Environment | None, paths: Sequence[Path], *, direct: bool
 ) -> list[Path]:
-    """The files to sign. `named` replaces the manifest's list; in direct mode, entries of the same name."""
-    for path in named:
+    """The files to sign. `paths` replace the manifest's list; in direct mode, entries of the same name."""
+    for path in paths:
         if not path.is_file():
             raise UsageError(f"{path}: there is no such file", fix="name the library to sign")
-    if named and not direct:
-        return _distinct(named)
+    if paths and not direct:
+        return _distinct(paths)
     if environment is None:
         raise UsageError("no library is named", fix="name them with --library")
-    by_name = {path.name: path for path in named}
+    by_name = {path.name: path for path in paths}
     files = list(by_name.values())
     lacking: list[tuple[NeededLibrary, str]] = []
-    for needed in load_table().libraries:
-        if needed.name in by_name or (needed.direct and not direct):
+    for library in load_table().libraries:
+        if library.name in by_name or (library.direct and not direct):
             continue
-        root = environment.roots.get(needed.component)
-        pattern = needed.path.format(lpai=chip.lpai, arch=chip.arch)
+        root = environment.roots.get(library.component)
+        pattern = library.path.format(lpai=chip.lpai, arch=chip.arch)
         matches = list(root.path.glob(pattern)) if root else []
         if matches:
             files.append(max(matches, key=lambda path: version_key(".".join(re.findall(r"\d+", str(path))))))
         else:
-            lacking.append((needed, str(root.path / pattern) if root else f"no {needed.component}"))
+            lacking.append((library, str(root.path / pattern) if root else f"no {library.component}"))
     if lacking:
-        searched = "; ".join(f"{needed.name} ({where})" for needed, where in lacking)
+        searched = "; ".join(f"{library.name} ({where})" for library, where in lacking)
         raise EnvironmentLacking(
             f"{len(lacking)} of the libraries to sign are not there: {searched}",
             fix=f"{_profile_that_signs()}, whose SDK has them, or name each with --library FILE",
@@ -127,17 +127,17 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
     """The QNN version; empty if it is not known. Raises if it is too old for the chip's LPAI."""
     builds = {build.lstrip("v") for path in files for build in build_ids(path)}
     version = (version_of("qnn-sdk", root) if root else "") or min(builds, key=_numbers, default="")
-    known = qnn_libraries.table().lpai[str(chip.lpai)]
-    if version and _older(version, known.since):
+    lpai = qnn_libraries.table().lpai[str(chip.lpai)]
+    if version and _older(version, lpai.since):
         where = f" in {root.path}" if root else ""
         raise EnvironmentLacking(
-            f"LPAI v{chip.lpai} needs QNN {known.since} or later, found {version}{where}",
-            fix=f"use a profile with a later QNN: {_profiles_with('qnn-sdk', known.since)}",
+            f"LPAI v{chip.lpai} needs QNN {lpai.since} or later, found {version}{where}",
+            fix=f"use a profile with a later QNN: {_profiles_with('qnn-sdk', lpai.since)}",
         )
     if not version and root is not None:
         raise EnvironmentLacking(
             f"{root.path} does not say its QNN version (no sdk.yaml, no version in its name)",
-            fix=f"set {root.variable} to an SDK of QNN {known.since} or later",
+            fix=f"set {root.variable} to an SDK of QNN {lpai.since} or later",
         )
     return version
 
@@ -209,10 +209,10 @@ def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip
 def _distinct(paths: Iterable[Path]) -> list[Path]:
     by_name: dict[str, Path] = {}
     for path in paths:
-        other = by_name.setdefault(path.name, path)
-        if other != path:
+        first = by_name.setdefault(path.name, path)
+        if first != path:
             raise UsageError(
-                f"{other} and {path} would both become {path.name}", fix="sign them one at a time"
+                f"{first} and {path} would both become {path.name}", fix="sign them one at a time"
             )
     return list(by_name.values())
 

@@ -65,8 +65,8 @@ def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
     else:
         assert environment is not None
         signer = _elfsigner(options, environment, selection, chip, files)
-    what = f"LPAI v{chip.lpai}, Hexagon v{chip.arch}, QNN {qnn or 'unknown'}"
-    sys.stdout.write(f"{chip.name}: {what}: {len(files)} to sign with {signer.name}\n")
+    text = f"LPAI v{chip.lpai}, Hexagon v{chip.arch}, QNN {qnn or 'unknown'}"
+    sys.stdout.write(f"{chip.name}: {text}: {len(files)} to sign with {signer.name}\n")
     stage.metrics[f"lpai-v{chip.lpai}"] = {
         "soc": chip.name,
         "arch": chip.arch,
@@ -90,9 +90,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _sign_files(
-    files: Sequence[Path], signer: Signer, overlay: Path, into: Path, stage: StageRun, kept: Path
+    files: Sequence[Path], signer: Signer, overlay: Path, into: Path, stage: StageRun, remains: Path
 ) -> None:
-    """Sign one after the other. One that fails does not stop the others. Unexpected files go to `kept`."""
+    """Sign one after the other. One that fails does not stop the others. Unexpected files go to `remains`."""
     with _writing(into):
         into.mkdir(parents=True, exist_ok=True)
         # Beside the overlay's files, so that each can be put in place in one step.
@@ -105,7 +105,7 @@ def _sign_files(
             except CheckFailed as error:
                 stage.add("signing-failed", Severity.ERROR, source.name, error.message, error.fix)
                 if isinstance(error, Unexpected):
-                    stage.artifacts += _keep(folder, kept / source.name)
+                    stage.artifacts += _keep(folder, remains / source.name)
                 continue
             stage.findings += findings
             stage.artifacts.append(Artifact.of("signed-library", path))
@@ -118,10 +118,10 @@ def _sign_one(source: Path, signer: Signer, work: Path, into: Path) -> tuple[Pat
     result = signer.library(source, work)
     place = into / source.name
     verified = verification.verify_file(result, verification.ExpectedSignature(root=signer.root))
-    allowed = (verification.SIGNATURE, verification.ROOT)
+    waivers = (verification.SIGNATURE, verification.ROOT)
     findings = [
         finding
-        for finding in verification.findings_of(place, verified, allowed=allowed)
+        for finding in verification.findings_of(place, verified, waivers=waivers)
         # The signer is known, because it signed just now.
         if finding.rule not in (verification.SIGNER_KNOWN, verification.SIGNER_UNKNOWN)
     ]

@@ -160,10 +160,10 @@ class Elfsigner:
             )
         if status == 0:
             return Unexpected(f"it ended with status 0 and wrote no file {name}: {tail(output)}")
-        known = nearest(output)
+        row = nearest(output)
         return CheckFailed(
-            f"elfsigner ended with status {status}: {tail(output)}" + (f". {known}" if known else ""),
-            fix=known.fix if known else f"run it by hand: {quoted(*command)}",
+            f"elfsigner ended with status {status}: {tail(output)}" + (f". {row}" if row else ""),
+            fix=row.fix if row else f"run it by hand: {quoted(*command)}",
         )
 
 
@@ -190,17 +190,17 @@ def converse(
         try:
             while True:
                 # Asked before the output is read: then all of it is there, whoever still holds the pipe.
-                ended = child.poll() is not None
+                is_over = child.poll() is not None
                 if chunk := child.stdout.read(1 << 16):
                     output += chunk
-                elif ended:
+                elif is_over:
                     return child.returncode, _text(output)
                 elif _QUESTION.search(_text(output[answered:]).rstrip()):
-                    asked = time.monotonic()
+                    start = time.monotonic()
                     _answer(child.stdin, _text(output[answered:]), signer)
                     answered = len(output)
                     # Reading the terms does not count.
-                    deadline += time.monotonic() - asked
+                    deadline += time.monotonic() - start
                 else:
                     time.sleep(_TICK)
                 if len(output) > _MOST_OUTPUT:
@@ -237,12 +237,12 @@ def tail(output: str) -> str:
     return " | ".join(lines[-4:])[-_SHOWN:] or "no output"
 
 
-def interpreter(named: str | None, below: str) -> Path:
+def interpreter(program: str | None, below: str) -> Path:
     """A Python that has the module imp: the named one, or one that uv finds."""
-    if named:
-        path = shutil.which(named)
+    if program:
+        path = shutil.which(program)
         if path is None:
-            raise UsageError(f"--python {named}: no such program", fix="name a Python's executable")
+            raise UsageError(f"--python {program}: no such program", fix="name a Python's executable")
         return Path(path).absolute()
     if (uv := uv_program()) is None:
         raise EnvironmentLacking(
@@ -250,13 +250,13 @@ def interpreter(named: str | None, below: str) -> Path:
             fix="name a Python with --python",
         )
     request = f">=3.6,<{below}"
-    done = captured([uv, "python", "find", "--no-config", "--no-project", request], timeout=60)
-    if done.returncode != 0:
+    process = captured([uv, "python", "find", "--no-config", "--no-project", request], timeout=60)
+    if process.returncode != 0:
         raise EnvironmentLacking(
-            f"elfsigner needs a Python {request}, and uv finds none: {tail(done.stderr)}",
+            f"elfsigner needs a Python {request}, and uv finds none: {tail(process.stderr)}",
             fix="uv python install 3.11, or install your system's python3.11; or name one with --python",
         )
-    return Path(done.stdout.strip()).absolute()
+    return Path(process.stdout.strip()).absolute()
 
 
 # Rehearsal
@@ -299,11 +299,11 @@ def rehearse(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> b
 
     Raises BadLibrary, or UsageError for a library that is signed already.
     """
-    parsed, signed = signed_library.parse(data)
+    elf, signed = signed_library.parse(data)
     if signed is not None:
         raise UsageError("it is signed already", fix="name the unsigned original")
-    sections = parsed.sections
-    if any(s.filesz and s.offset < sections.stop and sections.start < s.end for s in parsed.segments):
+    sections = elf.sections
+    if any(s.filesz and s.offset < sections.stop and sections.start < s.end for s in elf.segments):
         raise BadLibrary(
             "section headers", "they lie inside a segment, so they cannot move without changing it"
         )
@@ -312,34 +312,34 @@ def rehearse(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> b
         software_id=SOFTWARE_ID, serials=tuple(serials), note=verification.STATEMENT
     ).pack()
     digest_size = hashlib.new(verification.DIGEST).digest_size
-    hashes_size = (len(parsed.segments) + signed_library.SIGNING_HEADERS) * digest_size
+    hashes_size = (len(elf.segments) + signed_library.SIGNING_HEADERS) * digest_size
     blob_size = 4 * 12 + len(metadata) + hashes_size + verification.REHEARSAL_SIZE + len(chain)
     body = bytearray(data)
     try:
-        head, shift, start = _new_head(parsed, blob_size)
-        _shift_sections(body, parsed, shift)
+        head, shift, start = _new_head(elf, blob_size)
+        _shift_sections(body, elf, shift)
     except struct.error as error:
-        message = f"a number does not fit {parsed.format.bits} bits once the library is moved"
+        message = f"a number does not fit {elf.format.bits} bits once the library is moved"
         raise BadLibrary("headers", message) from error
     digests = [
         hashlib.new(verification.DIGEST, head).digest(),
         bytes(digest_size),
-        *signed_library.segment_digests(data, parsed, verification.DIGEST),
+        *signed_library.segment_digests(data, elf, verification.DIGEST),
     ]
     covered = mbn.v6_signed_part(metadata, b"".join(digests), verification.REHEARSAL_SIZE, len(chain))
     blob = covered + verification.sign_rehearsal(signer.key, covered) + chain
     return b"".join((head, bytes(start - len(head)), blob, bytes(shift - start - len(blob)), bytes(body)))
 
 
-def _new_head(parsed: Layout, blob_size: int) -> tuple[bytes, int, int]:
+def _new_head(elf: Layout, blob_size: int) -> tuple[bytes, int, int]:
     """(ELF header and program headers, how far the original moves, where the hash segment begins)."""
-    form = parsed.format
-    count = len(parsed.segments) + signed_library.SIGNING_HEADERS
+    form = elf.format
+    count = len(elf.segments) + signed_library.SIGNING_HEADERS
     head_size = form.header.size + count * form.segment.size
     start = _align_up(head_size, signed_library.HASH_ALIGN)
-    shift = _align_up(start + blob_size, _alignment(parsed.segments))
-    loaded = [s.paddr + s.memsz for s in parsed.segments if s.type == PT_LOAD]
-    address = _align_up(max(loaded, default=0), signed_library.HASH_ALIGN)
+    shift = _align_up(start + blob_size, _alignment(elf.segments))
+    ends = [s.paddr + s.memsz for s in elf.segments if s.type == PT_LOAD]
+    address = _align_up(max(ends, default=0), signed_library.HASH_ALIGN)
     signing = (
         ElfSegment(PT_NULL, 0, 0, 0, head_size, 0, signed_library.HEAD_FLAGS, 0),
         ElfSegment(
@@ -354,12 +354,12 @@ def _new_head(parsed: Layout, blob_size: int) -> tuple[bytes, int, int]:
         ),
     )
     header = replace(
-        parsed.header,
+        elf.header,
         phoff=form.header.size,
         phnum=count,
-        shoff=parsed.header.shoff + shift if parsed.header.shoff else 0,
+        shoff=elf.header.shoff + shift if elf.header.shoff else 0,
     )
-    return _packed(form, header, (*signing, *(s.moved(shift) for s in parsed.segments))), shift, start
+    return _packed(form, header, (*signing, *(s.shift(shift) for s in elf.segments))), shift, start
 
 
 def _packed(form: Format, header: Header, segments: Sequence[ElfSegment]) -> bytes:
@@ -370,10 +370,10 @@ def _packed(form: Format, header: Header, segments: Sequence[ElfSegment]) -> byt
     )
 
 
-def _shift_sections(data: bytearray, parsed: Layout, by: int) -> None:
+def _shift_sections(data: bytearray, elf: Layout, by: int) -> None:
     """Add `by` to every section header's sh_offset."""
-    form = parsed.format
-    for at in parsed.sections:
+    form = elf.format
+    for at in elf.sections:
         fields = list(form.section.unpack_from(data, at))
         if fields[1] == SHT_NULL:
             continue

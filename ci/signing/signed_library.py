@@ -101,46 +101,46 @@ def layout_of(data: Bytes) -> Layout:
     size = len(data)
     if size > MOST_BYTES:
         raise BadLibrary("file", f"{size} bytes is more than a library has (limit {MOST_BYTES})")
-    parsed = layout(data)
-    form, header = parsed.format, parsed.header
+    elf = layout(data)
+    form, header = elf.format, elf.header
     if header.ehsize != form.header.size:
         raise BadLibrary("ELF header", f"e_ehsize: expected {form.header.size}, found {header.ehsize}")
-    if not parsed.segments:
+    if not elf.segments:
         raise BadLibrary("program headers", "there are none")
     if header.phoff < form.header.size:
         raise BadLibrary("program headers", f"at byte {header.phoff}, inside the ELF header")
-    for index, segment in enumerate(parsed.segments):
+    for index, segment in enumerate(elf.segments):
         where = f"program header {index}"
         if segment.filesz and segment.end > size:
             raise BadLibrary(where, f"its segment ends at byte {segment.end} of a file of {size} bytes")
         if segment.type == PT_LOAD and segment.filesz > segment.memsz:
             raise BadLibrary(where, "its segment is larger in the file than in memory")
-    if sum(segment.filesz for segment in parsed.segments) > MOST_COVERAGE * size:
+    if sum(segment.filesz for segment in elf.segments) > MOST_COVERAGE * size:
         raise BadLibrary("program headers", f"they claim more than {MOST_COVERAGE} times the file's bytes")
-    loads = sorted((s.offset, s.end) for s in parsed.segments if s.type == PT_LOAD and s.filesz)
+    loads = sorted((s.offset, s.end) for s in elf.segments if s.type == PT_LOAD and s.filesz)
     for (_, end), (start, _) in itertools.pairwise(loads):
         if start < end:
             raise BadLibrary("program headers", f"two load segments share the bytes from {start:#x}")
-    return parsed
+    return elf
 
 
 def parse(data: Bytes) -> tuple[Layout, Signed | None]:
     """The headers and, if there is a hash segment, its parts. Raises BadLibrary."""
-    parsed = layout_of(data)
-    hashes = [i for i, s in enumerate(parsed.segments) if is_hash_segment(s)]
-    heads = [i for i, s in enumerate(parsed.segments) if is_head_placeholder(s)]
+    elf = layout_of(data)
+    hashes = [i for i, s in enumerate(elf.segments) if is_hash_segment(s)]
+    heads = [i for i, s in enumerate(elf.segments) if is_head_placeholder(s)]
     if not hashes:
-        return parsed, None
+        return elf, None
     if len(hashes) > 1 or len(heads) > 1:
         raise BadLibrary("program headers", f"{len(hashes)} hash segments, {len(heads)} placeholders")
-    segment = parsed.segments[hashes[0]]
+    segment = elf.segments[hashes[0]]
     if segment.filesz > MOST_BLOB:
         raise BadLibrary("hash segment", f"{segment.filesz} bytes is more than one has")
     blob = bytes(data[segment.offset : segment.end])
-    return parsed, Signed(parsed, heads[0] if heads else None, hashes[0], blob, mbn.parse(blob))
+    return elf, Signed(elf, heads[0] if heads else None, hashes[0], blob, mbn.parse(blob))
 
 
-def segment_digests(data: Bytes, parsed: Layout, algorithm: str) -> list[bytes]:
+def segment_digests(data: Bytes, elf: Layout, algorithm: str) -> list[bytes]:
     """What the hash table must hold: a digest for each segment's bytes, zeros for the hash segment and for
     segments without bytes."""
     view = memoryview(data)
@@ -149,7 +149,7 @@ def segment_digests(data: Bytes, parsed: Layout, algorithm: str) -> list[bytes]:
         bytes(size)
         if is_hash_segment(segment) or not segment.filesz
         else hashlib.new(algorithm, view[segment.offset : segment.end]).digest()
-        for segment in parsed.segments
+        for segment in elf.segments
     ]
 
 
@@ -180,22 +180,22 @@ def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
     Raises BadLibrary for section headers or a section outside the file."""
     view = memoryview(data)
     hashed = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
-    named = list(_sections(view, signed.elf))
+    areas = list(_sections(view, signed.elf))
     gaps: list[Range] = []
     at = 0
     for start, end in [*hashed, (len(view), len(view))]:
         if start > at:
-            gaps += _described(view, at, start, named)
+            gaps += _described(view, at, start, areas)
         at = max(at, end)
     return tuple(gaps)
 
 
-def _sections(view: memoryview, parsed: Layout) -> Iterator[Range]:
-    table = parsed.sections
+def _sections(view: memoryview, elf: Layout) -> Iterator[Range]:
+    table = elf.sections
     if table:
         yield Range(table.start, table.stop, "section headers")
     for index, at in enumerate(table):
-        _, kind, _, _, offset, size, *_ = parsed.format.section.unpack(view[at : at + table.step])
+        _, kind, _, _, offset, size, *_ = elf.format.section.unpack(view[at : at + table.step])
         if kind in (_SHT_NULL, _SHT_NOBITS):
             continue
         if offset + size > len(view):
@@ -206,12 +206,12 @@ def _sections(view: memoryview, parsed: Layout) -> Iterator[Range]:
         yield Range(offset, offset + size, "a section that is never loaded")
 
 
-def _described(view: memoryview, start: int, end: int, named: Sequence[Range]) -> Iterator[Range]:
-    ends = {cut for range_ in named for cut in (range_.start, range_.end) if start < cut < end}
+def _described(view: memoryview, start: int, end: int, areas: Sequence[Range]) -> Iterator[Range]:
+    ends = {cut for range_ in areas for cut in (range_.start, range_.end) if start < cut < end}
     for low, high in itertools.pairwise(sorted({start, end, *ends})):
-        what = next((range_.what for range_ in named if range_.start <= low and high <= range_.end), NAMELESS)
-        if what != NAMELESS or high == len(view) or not _is_zero(view[low:high]):
-            yield Range(low, high, what)
+        name = next((range_.what for range_ in areas if range_.start <= low and high <= range_.end), NAMELESS)
+        if name != NAMELESS or high == len(view) or not _is_zero(view[low:high]):
+            yield Range(low, high, name)
 
 
 def _is_zero(view: memoryview) -> bool:

@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun("signing_verify", "", "", session("signing", *sys.argv[2:]))
     reports = reports_path(args.reports)
     with stage.reported(reports, "signing-stopped"), limits:
-        expected = _expected(args.root, args.sw_id, args.hw_id, args.serial)
-        code = verify(args.files, expected, tuple(args.allow_unchecked), stage)
+        binding = _binding_of(args.root, args.sw_id, args.hw_id, args.serial)
+        code = verify(args.files, binding, tuple(args.allow_unchecked), stage)
     stage.finish().write(reports)
     return code
 
@@ -84,26 +84,26 @@ def inspect(files: Sequence[Path]) -> int:
 
 
 def verify(
-    paths: Sequence[Path], expected: ExpectedSignature, allowed: tuple[str, ...], stage: StageRun
+    paths: Sequence[Path], binding: ExpectedSignature, waivers: tuple[str, ...], stage: StageRun
 ) -> int:
     from ci.signing import verification
 
     files: list[dict[str, object]] = []
     texts: list[str] = []
     for path in paths:
-        result = verification.verify_file(path, expected)
-        verdict = result.verdict(allowed)
-        stage.findings += verification.findings_of(path, result, allowed=allowed)
+        result = verification.verify_file(path, binding)
+        verdict = result.verdict(waivers)
+        stage.findings += verification.findings_of(path, result, waivers=waivers)
         stage.metrics[str(path)] = verdict
         signer = result.signer.name.lower()
         files.append({"file": str(path), "verdict": verdict, "signer": signer, **asdict(result)})
-        texts.append(_as_text(path, result, allowed))
+        texts.append(_as_text(path, result, waivers))
     answer.add(files=files)
     sys.stdout.write("\n".join(texts))
     return exit_code_of(good=all(file["verdict"] == "verified" for file in files))
 
 
-def _expected(
+def _binding_of(
     root: Path | None, software: str | None, hardware: str | None, serial: str | None
 ) -> ExpectedSignature:
     from ci.signing.certificates import read_root
@@ -141,11 +141,11 @@ def _number(flag: str, text: str | None) -> int | None:
     return value
 
 
-def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
+def _as_text(path: Path, result: Verification, waivers: Sequence[str]) -> str:
     from ci.signing.verification import STATEMENT
 
     rows = [(f"  {check.part}", check.status.value, check.message) for check in result.checks]
-    lines = [f"{path}: {result.verdict(allowed).upper()}, {result.signer.value}"]
+    lines = [f"{path}: {result.verdict(waivers).upper()}, {result.signer.value}"]
     lines += units.aligned(rows)
     if result.unhashed:
         lines.append("  covered by no hash:")
@@ -167,9 +167,9 @@ class SignLpai:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
-        what = parser.add_argument_group("what to sign")
-        switch(what, "--direct", "all libraries that ExecuTorch on the DSP loads")
-        what.add_argument(
+        files = parser.add_argument_group("what to sign")
+        switch(files, "--direct", "all libraries that ExecuTorch on the DSP loads")
+        files.add_argument(
             "--library",
             type=Path,
             action="extend",
@@ -178,10 +178,10 @@ class SignLpai:
             metavar="FILE",
             help="these files; with --direct, instead of those of the same name",
         )
-        how = parser.add_argument_group("how")
-        how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
-        how.add_argument("-o", "--output", type=Path, default=SIGNED, help="the overlay [%(default)s]")
-        valued(how, "--python", "PATH", "the Python to run elfsigner with, before 3.12")
+        way = parser.add_argument_group("how")
+        way.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
+        way.add_argument("-o", "--output", type=Path, default=SIGNED, help="the overlay [%(default)s]")
+        valued(way, "--python", "PATH", "the Python to run elfsigner with, before 3.12")
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.signing.lpai_sign import SignOptions, sign

@@ -119,9 +119,9 @@ class Verification:
     def failed(self) -> list[SignatureCheck]:
         return [c for c in self.checks if c.status is Status.FAILED]
 
-    def unproven(self, allowed: Iterable[str] = ()) -> list[SignatureCheck]:
+    def unproven(self, waivers: Iterable[str] = ()) -> list[SignatureCheck]:
         """The essential checks that could not be made, except those that the caller allows to be skipped."""
-        skip = set(allowed)
+        skip = set(waivers)
         return [c for c in self.checks if c.status is Status.UNCHECKED and c.essential and c.part not in skip]
 
     @property
@@ -140,18 +140,18 @@ class Verification:
     @property
     def under_root(self) -> bool:
         """Whether the chain holds and ends in the root that was named."""
-        passed = {check.part for check in self.checks if check.status is Status.PASSED}
-        return {CHAIN, ROOT} <= passed
+        parts = {check.part for check in self.checks if check.status is Status.PASSED}
+        return {CHAIN, ROOT} <= parts
 
-    def verdict(self, allowed: Iterable[str] = ()) -> str:
+    def verdict(self, waivers: Iterable[str] = ()) -> str:
         if self.failed:
             return "failed"
-        return "not proven" if self.unproven(allowed) else "verified"
+        return "not proven" if self.unproven(waivers) else "verified"
 
 
-def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verification:
+def verify(data: Bytes, binding: ExpectedSignature | None = None) -> Verification:
     """Never raises for the content of a file: damage is a failed check."""
-    expected = expected or ExpectedSignature()
+    binding = binding or ExpectedSignature()
     try:
         _, signed = signed_library.parse(data)
     except BadLibrary as damage:
@@ -173,15 +173,15 @@ def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verificati
     checks = (
         *_structure(signed, nameless),
         *_hashes(data, signed),
-        *_authority(signed, chain, error, rehearsal, expected),
-        *_bindings(signed, expected),
+        *_authority(signed, chain, error, rehearsal, binding),
+        *_bindings(signed, binding),
     )
     return Verification(checks, unhashed, rehearsal, bound)
 
 
-def verify_file(path: Path, expected: ExpectedSignature | None = None) -> Verification:
+def verify_file(path: Path, binding: ExpectedSignature | None = None) -> Verification:
     with signed_library.mapped(path) as data:
-        return verify(data, expected)
+        return verify(data, binding)
 
 
 def _structure(signed: Signed, nameless: Sequence[str]) -> Iterator[SignatureCheck]:
@@ -237,9 +237,9 @@ def _hashes(data: Bytes, signed: Signed) -> Iterator[SignatureCheck]:
         elif not any(digest):
             problems[HASH_TABLE].append(f"entry {index} must be zeros")
         else:
-            missing = "has no hash" if not any(entry) else "differs from its hash"
+            fault = "has no hash" if not any(entry) else "differs from its hash"
             problems[SEGMENTS].append(
-                f"segment {index} (bytes {segment.offset:#x}..{segment.end:#x}) {missing}"
+                f"segment {index} (bytes {segment.offset:#x}..{segment.end:#x}) {fault}"
             )
     if signed.head_index is None:
         problems[HEADERS].append("nothing covers the ELF header and program headers")
@@ -258,10 +258,10 @@ def chain_of(signed: Signed) -> tuple[list[x509.Certificate], str]:
 
 
 def _authority(
-    signed: Signed, chain: list[x509.Certificate], error: str, rehearsal: bool, expected: ExpectedSignature
+    signed: Signed, chain: list[x509.Certificate], error: str, rehearsal: bool, binding: ExpectedSignature
 ) -> Iterator[SignatureCheck]:
     """Signature, chain, root."""
-    at = expected.at or dt.datetime.now(dt.timezone.utc)
+    at = binding.at or dt.datetime.now(dt.timezone.utc)
     if not chain:
         yield SignatureCheck(CHAIN, Status.FAILED, error)
         yield SignatureCheck(SIGNATURE, Status.FAILED, "there is no attestation certificate to check it with")
@@ -271,7 +271,7 @@ def _authority(
         yield SignatureCheck(
             "QTI signature", Status.UNCHECKED, "what Qualcomm's own signature covers is not public"
         )
-    full = certificates.chain_with(chain, expected.root)
+    full = certificates.chain_with(chain, binding.root)
     problem = certificates.problem(full, at)
     moment = at.isoformat(timespec="seconds")
     if problem:
@@ -280,13 +280,13 @@ def _authority(
         message = f"{len(chain)} certificates, which sign one another and hold at {moment}"
         yield SignatureCheck(CHAIN, Status.PASSED, message)
     end = certificates.name_of(full[-1])
-    if expected.root is None:
+    if binding.root is None:
         message = f"no root certificate was given, and anybody can make a chain that ends in {end}"
         yield SignatureCheck(ROOT, Status.UNCHECKED, message)
-    elif full[-1] == expected.root:
+    elif full[-1] == binding.root:
         yield SignatureCheck(ROOT, Status.PASSED, f"ends in the given root {end}")
     else:
-        message = f"the chain ends in {end}, not in the given root {certificates.name_of(expected.root)}"
+        message = f"the chain ends in {end}, not in the given root {certificates.name_of(binding.root)}"
         yield SignatureCheck(ROOT, Status.FAILED, message)
 
 
@@ -308,29 +308,29 @@ def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -
     )
 
 
-def _bindings(signed: Signed, expected: ExpectedSignature) -> Iterator[SignatureCheck]:
+def _bindings(signed: Signed, binding: ExpectedSignature) -> Iterator[SignatureCheck]:
     try:
         facts = bindings(signed)
     except BadLibrary as error:
         yield SignatureCheck("metadata", Status.FAILED, error.message)
         return
-    for part, wanted, actual in (
-        ("software id", expected.software_id, _single(facts.software_id)),
-        ("hardware id", expected.hardware_id, _single(facts.hardware_id)),
-        ("serial", expected.serial, facts.serials),
+    for part, number, actual in (
+        ("software id", binding.software_id, _single(facts.software_id)),
+        ("hardware id", binding.hardware_id, _single(facts.hardware_id)),
+        ("serial", binding.serial, facts.serials),
     ):
         values = ", ".join(map(hex, actual or ())) or "none"
-        if wanted is None:
+        if number is None:
             if part == "serial" and actual:
                 message = f"bound to {values}; no device was named"
                 yield SignatureCheck(part, Status.UNCHECKED, message)
         elif actual is None:
             message = f"where MBN v{signed.container.version} keeps it is not public"
             yield SignatureCheck(part, Status.UNCHECKED, message, asked=True)
-        elif wanted in actual:
+        elif number in actual:
             yield SignatureCheck(part, Status.PASSED, values)
         else:
-            yield SignatureCheck(part, Status.FAILED, f"expected {wanted:#x}, found {values}")
+            yield SignatureCheck(part, Status.FAILED, f"expected {number:#x}, found {values}")
 
 
 def _single(value: int | None) -> tuple[int, ...] | None:
@@ -393,10 +393,10 @@ def verify_rehearsal(public: object, signature: bytes, signed: bytes) -> bool:
     return True
 
 
-def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()) -> Iterator[Finding]:
+def findings_of(path: Path, result: Verification, *, waivers: Iterable[str] = ()) -> Iterator[Finding]:
     """Errors for what failed or is not proven, a warning for a rehearsal, notes for the rest."""
     subject = str(path)
-    allowed = set(allowed)
+    waivers = set(waivers)
     for check in result.checks:
         if check.status is Status.PASSED:
             if check.part == ROOT and result.under_root:
@@ -406,7 +406,7 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
             fix = {UNSIGNED: _UNSIGNED, ROOT: _FIXES[ROOT]}.get(check.part, _SIGN_AGAIN)
             rule = f"signing-{check.part.replace(' ', '-')}"
             yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", fix)
-        elif check.essential and check.part not in allowed:
+        elif check.essential and check.part not in waivers:
             fix = _FIXES.get(check.part, "ask whoever signed it; the public format does not tell")
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing-not-proven", Severity.ERROR, subject, message, fix)
@@ -457,11 +457,11 @@ def inspect(path: Path) -> Inspection:
     """Raises UsageError if the file cannot be opened. Damage is described, not raised."""
     with signed_library.mapped(path) as data:
         try:
-            parsed, signed = signed_library.parse(data)
+            elf, signed = signed_library.parse(data)
         except BadLibrary as error:
             return Inspection(str(path), SignedBy.DAMAGED.value, problems=(error.message,))
         plain = Inspection(
-            str(path), SignedBy.UNSIGNED.value, parsed.format.bits, parsed.arch, segments=len(parsed.segments)
+            str(path), SignedBy.UNSIGNED.value, elf.format.bits, elf.arch, segments=len(elf.segments)
         )
         return plain if signed is None else _signed(str(path), signed)
 

@@ -201,7 +201,7 @@ def _merge(results: Sequence[Result], contexts: Sequence[Context]) -> Result:
     findings: dict[Finding, None] = {}
     for result, context in zip(results, contexts, strict=True):
         for finding in result.findings:
-            of_all = all(finding in other.findings for other in results)
+            of_all = all(finding in row.findings for row in results)
             where = "" if of_all else f" (for {', '.join(context.targets)})"
             findings[replace(finding, message=f"{finding.message}{where}")] = None
     worst = min(results, key=lambda result: _WORST_FIRST.index(result.state))
