@@ -15,7 +15,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZipFile, ZipInfo
@@ -169,6 +168,9 @@ def _writing(archive: Path, into: Path, path: str) -> Iterator[None]:
 def _write_files(
     source: ZipFile, into: Path, files: Sequence[tuple[ZipInfo, str]], progress: Progress
 ) -> list[TreeFile]:
+    # Late, because readers of archives import this module for what they raise, and this takes 10 ms.
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
     # The largest first, so that no core is left alone with a large one at the end.
     largest_first = sorted(files, key=lambda file: file[0].file_size, reverse=True)
     with ThreadPoolExecutor(min(MOST_WORKERS, len(os.sched_getaffinity(0)))) as pool:
