@@ -25,7 +25,8 @@ from ci.explain.losses import FOREVER
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.operators import Traits
-from ci.plain import as_json, read
+from ci.outcome import Failure
+from ci.plain import Facts
 from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
 from provisioning.base.commands import captured
 from provisioning.base.files import replace_text
@@ -314,15 +315,22 @@ PARTIAL = "partial.json"
 """What a search knows before each program, for when it is ended during one."""
 
 
-def keep_partial(folder: Path, result: DivergenceResult) -> None:
-    replace_text(folder / PARTIAL, json.dumps(as_json(result)))
+def keep_partial(
+    folder: Path, reply_of: Callable[[DivergenceResult], Facts], result: DivergenceResult
+) -> None:
+    document = {"named": result.first is not None, "reply": reply_of(result)}
+    replace_text(folder / PARTIAL, json.dumps(document))
 
 
-def partial_of(folder: Path) -> DivergenceResult | None:
+def remains_of(program: object, failure: Failure, folder: Path) -> dict[str, Any] | None:
+    """The reply of a search whose process ended before it gave one. If no operator was named yet, what ended
+    the process says more, unless that is the time: then the search goes on the next time."""
     try:
-        return read(DivergenceResult, json.loads((folder / PARTIAL).read_text(encoding="utf-8")))
+        document = json.loads((folder / PARTIAL).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    reply: dict[str, Any] = document["reply"]
+    return reply if document["named"] or failure.kind == "timeout" else None
 
 
 NONE_ALONE = "no single operator causes it: many add a little, or only integers differ"
@@ -338,7 +346,7 @@ def verdict_of(result: DivergenceResult) -> str:
     first, late = result.first, ""
     if result.between:
         low, high = result.between
-        late = f"the time is up before the operators between {low or 'the inputs'} and {high} were searched"
+        late = f"the search ended before the operators between {low or 'the inputs'} and {high} were searched"
     if first is None:
         return late or NONE_ALONE
     place, share = place_of(first, first.node), f"{first.share:.0%} of the error"
@@ -466,7 +474,8 @@ class Divergence:
 
         best = _worst_drop(cuts, stops)
         if best and best[0] not in cuts.rounds and not self.between:
-            self.keep(self._result(best))
+            # Of the integers that it reads nothing is known yet.
+            self.keep(self._result(best, ("", best[0])))
             best = cuts.of_integers(best[0]) or best
         return self._result(best or suspected, self.between)
 

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
+from ci.explain.divergence import DivergenceResult
 from ci.lanes.onnx import worker
 from ci.lanes.onnx.orders import CONTEXT, CompileOptions
 from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.inputs import save
+from ci.plain import read
 from tests.support.onnx_models import conv_model, write
 
 STAND_IN = "QNN_TEST_STAND_IN"
@@ -32,11 +34,14 @@ def prepare() -> None:
 
 prepare_exporting = prepare
 export, compiled, mixed, estimated = worker.export, worker.compiled, worker.mixed, worker.estimated
-scored, rewritten = worker.scored, worker.rewritten
+scored, rewritten, searched = worker.scored, worker.rewritten, worker.searched
 
 
 def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, Any]:
     asked = {"do": work.__name__, "precision": order.run.precision, "soc": order.soc}
+    if work.__name__ == "diverge":
+        keep: Callable[[DivergenceResult], None] = arguments[-1]
+        keep(read(DivergenceResult, _document()["replies"]["diverge"]))
     reply = _told(asked)
     if "error" in reply:
         return reply

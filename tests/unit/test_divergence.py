@@ -19,11 +19,13 @@ from ci.explain.divergence import (
     as_text,
     fix_of,
     keep_partial,
-    partial_of,
+    remains_of,
 )
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
+from ci.outcome import Failure
+from ci.plain import as_json, read
 
 
 def chain(count: int) -> dict[str, list[str]]:
@@ -366,6 +368,15 @@ def test_integers_are_the_cause_where_they_are_not_what_the_floats_before_them_g
     assert named != "cast" or first.operands == {"place": 999.0}
 
 
+def test_what_is_kept_before_the_integers_are_looked_at_is_no_end_of_the_search() -> None:
+    chip = {"values": Indexing.table, "place": Indexing.places, "index": [3, 2, 1]}
+    sides = [4000.0, 300.0, 20.0]
+    gives = {**chip, "left": sides, "right": sides, "out": numpy.array(sides) * 2}.__getitem__
+    kept = list[DivergenceResult]()
+    assert not found_in(Indexing(), gives, 30.0, keep=kept.append).between
+    assert kept and all(result.between for result in kept)
+
+
 class Stepped(Toy):
     """Each output is quantized to steps."""
 
@@ -396,6 +407,14 @@ def test_what_reads_a_ruined_value_is_not_the_cause() -> None:
     assert first_in(model, lambda name: numpy.full(4, chip[name]), 30.0).node == "cast"
 
 
+CRASH, LATE = Failure("crash", "was ended by SIGSEGV"), Failure("timeout", "no result after 30 s")
+
+
+def left_of(folder: Path, failure: Failure) -> DivergenceResult | None:
+    reply = remains_of(None, failure, folder)
+    return read(DivergenceResult, reply) if reply else None
+
+
 def test_what_a_search_knows_is_kept_for_when_it_is_ended(tmp_path: Path) -> None:
     def gives(name: str) -> Any:
         if name == "n47":
@@ -403,11 +422,12 @@ def test_what_a_search_knows_is_kept_for_when_it_is_ended(tmp_path: Path) -> Non
         return wrong_from(40)(name)
 
     with pytest.raises(KeyboardInterrupt):
-        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, keep=partial(keep_partial, tmp_path))
+        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, keep=partial(keep_partial, tmp_path, as_json))
 
-    known = partial_of(tmp_path)
+    # A crash says more than a search that named nothing yet.
+    assert left_of(tmp_path, CRASH) is None and left_of(tmp_path / "empty", LATE) is None
+    known = left_of(tmp_path, LATE)
     assert known and known.between == ("n31", "n63") and known.cuts["n31"] > 100
-    assert partial_of(tmp_path / "empty") is None
 
 
 @pytest.mark.parametrize(
@@ -445,10 +465,10 @@ def test_a_suspect_is_kept_before_its_operands_are_known(tmp_path: Path) -> None
             raise KeyboardInterrupt
         return wrong_from(40)(name)
 
-    keep = partial(keep_partial, tmp_path)
+    keep = partial(keep_partial, tmp_path, as_json)
     with pytest.raises(KeyboardInterrupt):
         found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n40"), keep=keep)
-    known = partial_of(tmp_path)
+    known = left_of(tmp_path, CRASH)
     assert known and known.first and (known.first.node, known.first.operands) == ("n40", {"n39": None})
 
 

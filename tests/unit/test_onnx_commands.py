@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ci import outcome
 from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
+from ci.explain.divergence import DivergenceResult
 from ci.lanes.onnx import product
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.orders import Mixed, QuantizedModel, RunReply
@@ -30,6 +32,7 @@ from tests.support import onnx_worker
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import CONTEXT, PREPARED, near
 from tests.support.schemas import check_answer
+from tests.support.stand_in_lane import POWER
 
 
 class TestOutput:
@@ -84,7 +87,9 @@ class TestOutput:
 
 
 def onnx(*arguments: str) -> int:
-    return main("python -m ci", "", {name: VERBS[name] for name in ("run", "compile")}, [*arguments])
+    return main(
+        "python -m ci", "", {name: VERBS[name] for name in ("run", "compile", "divergence")}, [*arguments]
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,6 +157,26 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("how", ["crashes", "computes for ever"])
+def test_what_a_search_knows_when_it_is_ended_is_its_answer_and_is_not_cached(
+    stand_in: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+) -> None:
+    # Other tests run beside this one, and take the processor from what computes.
+    monkeypatch.setattr(outcome, "BUSY", 0.05)
+    known = DivergenceResult("float", 30.0, 3.0, POWER, {POWER.node: 3.0}, {}, ("early", "late"))
+    stand_in.replies["diverge"] = as_json(known)
+    stand_in.wrong = {"do": "diverge", "how": how}
+    model = write(conv_model(), tmp_path / "net.onnx")
+    for _ in range(2):
+        assert onnx("divergence", str(model), "--timeout", "2") == 1
+        assert POWER.node in capsys.readouterr().out
+    assert [what for what, _ in stand_in.orders].count("diverge") == 2
 
 
 class TestCompile:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ci.cached_steps import Step
@@ -22,7 +21,7 @@ from ci.explain.divergence import (
     DivergentOperator,
     OperatorScript,
     ScriptRequest,
-    partial_of,
+    remains_of,
 )
 from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
@@ -49,7 +48,6 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators import Traits
 from ci.operators.faults import faults_in, versions_of
-from ci.outcome import Failure
 from ci.plain import as_json
 from ci.results import CachedResults, Key
 from ci.runner import Runner, ready_runner
@@ -106,15 +104,10 @@ def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) ->
         title="the operator that differs",
         known_by=known_by,
         reply=DivergenceResult,
-        remains_of=_left,
+        remains_of=remains_of,
         # A search that ended before it was done goes on the next time.
         accepts=lambda program, result: not result.read(DivergenceResult).between,
     )
-
-
-def _left(program: ExecutorchProgram, failure: Failure, folder: Path) -> dict[str, object] | None:
-    known = partial_of(folder) if failure.kind == "timeout" else None
-    return as_json(known) if known else None
 
 
 def script_of(

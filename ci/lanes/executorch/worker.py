@@ -115,7 +115,7 @@ def diverge(chip_model: ChipModel, request: DivergenceRequest) -> DivergenceResu
         graph, chip_model.run.precision, chip_model.soc, request.versions, request.program_db
     )
     left = replace(request, seconds=request.seconds - (time.monotonic() - began))
-    return Divergence(graph, chip, left, partial(keep_partial, request.into), suspects).search()
+    return Divergence(graph, chip, left, partial(keep_partial, request.into, as_json), suspects).search()
 
 
 def suspects_of(

@@ -14,6 +14,7 @@ from ci.explain.divergence import (
     DivergentOperator,
     OperatorScript,
     ScriptRequest,
+    remains_of,
 )
 from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
@@ -59,7 +60,7 @@ def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimit
         title="the operator that differs",
         rest="between",
     )
-    searched = answered(step, DivergenceResult)
+    searched = answered(replace(step, remains_of=remains_of), DivergenceResult)
     result, first = searched.answer, searched.answer.first
     if first is None:
         return result

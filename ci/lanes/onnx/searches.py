@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +18,6 @@ from ci.explain.divergence import (
     DivergenceResult,
     OperatorScript,
     ScriptRequest,
-    keep_partial,
     proved_script,
 )
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
@@ -46,7 +45,6 @@ from ci.suite.precision import Precision, precision_named
 from ci.suite.qnn_provider import installed_build
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
-from provisioning.base.files import empty_folder
 from provisioning.components import version_in
 from provisioning.manifest import Soc, soc_named
 
@@ -122,16 +120,19 @@ def on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) 
     return [[row[name] for name in names] for row in rows]
 
 
-def diverge(order: OnnxOrder, files: ModelFiles, limits: DivergenceLimits) -> DivergenceResult:
+def diverge(
+    order: OnnxOrder,
+    files: ModelFiles,
+    limits: DivergenceLimits,
+    keep: Callable[[DivergenceResult], None],
+) -> DivergenceResult:
     """Where the quantized model on HTP first differs from itself on the CPU."""
     left = replace(limits, seconds=limits.seconds - (time.monotonic() - order.began))
     target, places = target_of(order), places_of(files.source)
     quantized = target[0].quantized or target[0].name == "qdq"
     reference = QUANTIZED_MODEL if quantized else FLOAT_MODEL
-    into = empty_folder(order.scratch)
     graph = graph_of(files.model, files.samples(), places, reference)
-    keep, trial = partial(keep_partial, into), partial(on_emulator, target)
-    return Divergence(graph, trial, left, keep).search()
+    return Divergence(graph, partial(on_emulator, target), left, keep).search()
 
 
 def script(order: OnnxOrder, files: ModelFiles, request: ScriptRequest) -> OperatorScript:

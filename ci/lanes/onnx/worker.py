@@ -11,12 +11,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
 
 from ci import child
 from ci.child import UNFORESEEN, reporting
-from ci.explain.divergence import DivergenceLimits, ScriptRequest, partial_of
+from ci.explain.divergence import DivergenceLimits, DivergenceResult, ScriptRequest, keep_partial
 from ci.explain.losses import ScoreRequest
 from ci.lanes.onnx import parts, provider, searches
 from ci.lanes.onnx.model_file import (
@@ -238,16 +239,20 @@ def _answering(
 
     def answered(order: OnnxOrder, asked: T) -> CommandAnswer:
         files, model = quantized(order, name)
-        try:
-            found = in_part(order, work, files, asked)
-        except PartDied:
-            # What a search knew before its process died.
-            if (known := partial_of(order.scratch)) is None:
-                raise
-            found = known
+        found = in_part(order, work, files, asked)
         return CommandAnswer(prepared=held[0][0], quantized=model, answer=as_json(found))
 
     return _task(answered, kind)
+
+
+def _searched(order: OnnxOrder, limits: DivergenceLimits) -> CommandAnswer:
+    files, model = quantized(order)
+
+    def answer_of(result: DivergenceResult) -> CommandAnswer:
+        return CommandAnswer(prepared=held[0][0], quantized=model, answer=as_json(result))
+
+    keep = partial(keep_partial, order.into, lambda result: as_json(answer_of(result)))
+    return answer_of(in_part(order, searches.diverge, files, limits, keep))
 
 
 def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
@@ -296,7 +301,7 @@ rewritten = _task(_rewritten, WantedRewrites)
 mixed = _answering(parts.mixed, Nothing)
 losses = _answering(searches.losses, Nothing, name=QUANTIZED)
 estimated = _answering(parts.estimate, Chips)
-searched = _answering(searches.diverge, DivergenceLimits)
+searched = _task(_searched, DivergenceLimits)
 script = _answering(searches.script, ScriptRequest)
 scored = _answering(parts.scores, ScoreRequest)
 ran = reporting(_ran, error_of)
