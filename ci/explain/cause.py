@@ -185,10 +185,10 @@ def proofs_of(
     start = time.monotonic()
     last_begin = start + max(seconds, min(estimate, longest))
     until = start + max(seconds, min(2 * estimate, longest))
-    limited = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False)
+    trial = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False)
     repairing, nearer, useless, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
-    for candidate in islice(_candidates(limited, cause, before), MOST):
+    for candidate in islice(_candidates(trial, cause, before), MOST):
         if time.monotonic() > last_begin:
             break
         sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
@@ -197,10 +197,9 @@ def proofs_of(
             figure = "it did not end within the time of the search" if is_late else _in_words(after)
             words = Fix("{}: {}", candidate.words, figure)
             edits[words] = candidate.edit
-            helped = helps(after, before)
             if is_late:
                 late.append(words)
-            elif not helped:
+            elif not helps(after, before):
                 useless.append(words)
             elif not after.green:
                 nearer.append(words)
@@ -236,8 +235,8 @@ def outcome_with_cause(
         words += [cause.in_words()]
         place = cause.place or place
         if cause.goes_on:
-            untried = list(dict.fromkeys(fault.command for fault in cause.suspected))
-            fixes = fixes if proofs.helping or not untried else untried
+            commands = list(dict.fromkeys(fault.command for fault in cause.suspected))
+            fixes = fixes if proofs.helping or not commands else commands
             fixes = [*fixes, Fix("{} goes on", cause.goes_on)]
     else:
         # A part of an output, or whole numbers: what the model returns is its author's to change.
@@ -316,7 +315,7 @@ def _rewrites(
         # One edit alone is the whole rewrite.
         if len(edits) == 1 and (edit := edits.pop()):
             yield Candidate(str(edit), _trial_of(lambda: _of_edit(model, edit)), edit)
-        yield _repaired(model, rules, before)
+        yield _of_rules(model, rules, before)
 
 
 def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[str, ...]:
@@ -324,7 +323,7 @@ def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[s
     return tuple(dict.fromkeys(rule for change in at_cause for rule in change.rules))
 
 
-def _repaired(model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candidate:
+def _of_rules(model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candidate:
     """As the command does it: by the fewest rewrites that help."""
 
     def outcome() -> Outcome | None:
@@ -377,7 +376,7 @@ def _searches(model: OneModel, history: History) -> bool:
     return model.search and not history.searched and not model.lane.only_compiles
 
 
-def explained(
+def with_causes(
     model: OneModel,
     programs: Sequence[Program],
     compiled: Sequence[Product | ToolkitError],
@@ -410,8 +409,8 @@ def _fix_of_death(
 ) -> str:
     if model.verify and _searches(model, history):
         history.searched = True
-        died = Outcome(error.message, error.fix)
-        return outcome_with_cause(model, program, died, (), search_ends)[0].fix
+        death = Outcome(error.message, error.fix)
+        return outcome_with_cause(model, program, death, (), search_ends)[0].fix
     if error.fix == NO_FIX and not model.lane.only_compiles:
         return Fix("{} tries fixes", model.command("compile", program.soc, "-o", "out"))
     return error.fix

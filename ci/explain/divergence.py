@@ -459,9 +459,9 @@ class Divergence:
             return self._result(None)
         self.keep(self._result(None, ALL))
         has_all = len(graph.operators) <= MOST_AT_ONCE and cuts.shows_all
-        suspected = None if has_all else self._suspected()
-        if suspected and self._is_most(suspected):
-            return self._result(suspected, alike=len(self._alike(suspected[0])))
+        suspect = None if has_all else self._worst_suspect()
+        if suspect and self._is_most(suspect):
+            return self._result(suspect, alike=len(self._alike(suspect[0])))
         if has_all or (time.monotonic() < self.over and cuts.shows_all):
             # What is left is computed on the CPU.
             self.over = max(self.over, time.monotonic() + SHOWN_SECONDS)
@@ -469,7 +469,7 @@ class Divergence:
         def stops(low: str, high: str, best: Worst | None) -> bool:
             late = time.monotonic() > self.over
             self.between = (low, high) if late else ()
-            self.keep(self._result(best or suspected, (low, high)))
+            self.keep(self._result(best or suspect, (low, high)))
             return late
 
         best = _worst_drop(cuts, stops)
@@ -477,9 +477,9 @@ class Divergence:
             # Of the integers that it reads nothing is known yet.
             self.keep(self._result(best, ("", best[0])))
             best = cuts.of_integers(best[0]) or best
-        return self._result(best or suspected, self.between)
+        return self._result(best or suspect, self.between)
 
-    def _suspected(self) -> Worst | None:
+    def _worst_suspect(self) -> Worst | None:
         """The worst of the suspects, as far as they are looked at within half of the time."""
         best: Worst | None = None
         half = time.monotonic() + (self.over - time.monotonic()) / 2

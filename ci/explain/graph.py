@@ -125,13 +125,13 @@ class Graph(ABC):
     @cached_property
     def operators(self) -> Mapping[str, Node]:
         """The nodes at which a program can end, in order: those that depend on an input."""
-        varying, ends = set[str](), self.ends
+        variables, ends = set[str](), self.ends
         by_name = {}
         for name, node in self.nodes.items():
-            if node.kind == INPUT or not varying.isdisjoint(node.reads):
-                varying.add(name)
+            if node.kind == INPUT or not variables.isdisjoint(node.reads):
+                variables.add(name)
             computes = node.kind not in (INPUT, CONSTANT) and not (node.quantizes or node.several)
-            if computes and name in varying and (node.floats or name in ends):
+            if computes and name in variables and (node.floats or name in ends):
                 by_name[name] = node
         return by_name
 

@@ -90,15 +90,15 @@ class Scores:
 def losses_of(graph: Graph, decibels: Callable[[str], float | None]) -> tuple[Loss, ...]:
     """The operators whose outputs are farther from float than their operands, the worst first. `decibels` is
     None for what a quantizer added, or fused with the next: its effect shows there."""
-    reached: dict[str, float] = {}
+    levels: dict[str, float] = {}
     losses: list[tuple[float, Loss]] = []
     for name, node in graph.nodes.items():
-        before = min((reached.get(operand, EQUAL_DB) for operand in node.reads), default=EQUAL_DB)
+        before = min((levels.get(operand, EQUAL_DB) for operand in node.reads), default=EQUAL_DB)
         figure = decibels(name)
         if figure is None:
-            reached[name] = before
+            levels[name] = before
             continue
-        after = reached[name] = max(-EQUAL_DB, min(EQUAL_DB, figure))
+        after = levels[name] = max(-EQUAL_DB, min(EQUAL_DB, figure))
         # Where nothing of the signal is left, it is as bad as can be.
         noise = 10 ** (-max(after, 0.0) / 10) - 10 ** (-max(before, 0.0) / 10)
         if noise > 0:
@@ -155,9 +155,9 @@ def scores_of(floats: Graph, quantized: Sequence[Graph], seconds: float = FOREVE
                 yield {node.name: of_model[node.name] for node in nodes if node.name in of_model}
 
     noises = [_noise(reference, outputs) for outputs in floats.disturbed(of_groups())]
-    grouped = {node.name for nodes in groups for node in nodes}
+    members = {node.name for nodes in groups for node in nodes}
     units = tuple(
-        _score(floats, nodes, values, grouped, noises[number * count :][:count])
+        _score(floats, nodes, values, members, noises[number * count :][:count])
         for number, nodes in enumerate(groups[: len(noises) // count])
     )
     return Scores(units, tuple(totals), len(groups) - len(units))
@@ -167,11 +167,11 @@ def _score(
     graph: Graph,
     nodes: Sequence[Node],
     values: Mapping[str, Array],
-    grouped: set[str],
+    members: set[str],
     noise: Sequence[float],
 ) -> GroupScore:
     names, reads = [node.name for node in nodes], dict[str, int]()
-    for name in sorted({operand for node in nodes for operand in node.reads} & grouped - {*names}):
+    for name in sorted({operand for node in nodes for operand in node.reads} & members - {*names}):
         if name in values:
             (operator,) = graph.operator_names([name])
             reads[operator] = reads.get(operator, 0) + values[name].size

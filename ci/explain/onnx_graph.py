@@ -137,10 +137,10 @@ class OnnxGraph(Graph):
         return list(dict.fromkeys(name if maker is None else name_of(maker) for name, maker in makers))
 
     def ending_at(self, name: str) -> OnnxGraph:
-        part = self._computing([self.tensors[self.end_of(name)]])
+        part = self._part_of([self.tensors[self.end_of(name)]])
         return OnnxGraph(part, self.samples, self.places, self.reference, types=self.types)
 
-    def fed(self) -> list[Sample]:
+    def feeds(self) -> list[Sample]:
         """The samples, as the model has inputs of them."""
         names = {name for name, kind in self._leaves.items() if kind == INPUT}
         return [{name: array for name, array in row.items() if name in names} for row in self.samples]
@@ -154,27 +154,27 @@ class OnnxGraph(Graph):
             for place in self.everywhere(name)
         }
         if not arrays:
-            computed = on_cpu(self.source, self.fed())
+            rows = on_cpu(self.source, self.feeds())
         else:
-            computed = self._computed([name for name in names if name not in arrays], arrays)
+            rows = self._rows_of([name for name in names if name not in arrays], arrays)
         return [
             [arrays[name][number] if name in arrays else row[name] for name in names]
-            for number, row in enumerate(computed)
+            for number, row in enumerate(rows)
         ]
 
-    def _computed(self, names: Sequence[str], arrays: Arrays) -> list[Sample]:
+    def _rows_of(self, names: Sequence[str], arrays: Arrays) -> list[Sample]:
         """Tensors, of given tensors and the samples."""
         if not names:
             return [{} for _ in self.samples]
-        part = self._computing(names, arrays)
+        part = self._part_of(names, arrays)
         inputs = [value.name for value in part.graph.input]
-        fed = [
+        feeds = [
             {name: arrays[name][number] if name in arrays else sample[name] for name in inputs}
             for number, sample in enumerate(self.samples)
         ]
-        return on_cpu(part, fed)
+        return on_cpu(part, feeds)
 
-    def _computing(self, outputs: Sequence[str], begins: Collection[str] = ()) -> onnx.ModelProto:
+    def _part_of(self, outputs: Sequence[str], begins: Collection[str] = ()) -> onnx.ModelProto:
         """The part that computes these tensors, of tensors that are given and of the inputs."""
         names, tensors = set[str](), set[str]()
         for output in outputs:
@@ -234,14 +234,14 @@ class OnnxGraph(Graph):
         }
 
     def errors_of(self, quantized: Any) -> dict[str, Array]:
-        errors = _own_errors(quantized, self._first, self.fed()[0])
+        errors = _own_errors(quantized, self._first, self.feeds()[0])
         return {self.node_of(tensor): array for tensor, array in errors.items()}
 
     def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterator[Sequence[Array]]:
-        nothing = {f"{ERROR}{tensor}": np.zeros_like(array) for tensor, array in self._first.items()}
+        zeros = {f"{ERROR}{tensor}": np.zeros_like(array) for tensor, array in self._first.items()}
         model = _with_errors(self.model, self._first)
         inputs = (
-            {**self.fed()[0], **nothing, **{f"{ERROR}{self.tensors[name]}": row[name] for name in row}}
+            {**self.feeds()[0], **zeros, **{f"{ERROR}{self.tensors[name]}": row[name] for name in row}}
             for row in errors
         )
         for outputs in on_cpu(model, inputs):
@@ -253,7 +253,7 @@ class OnnxGraph(Graph):
         for _ in range(before + 1):
             rows = [operand for row in rows for operand in self.operands_of(row)]
         begins = list(dict.fromkeys(self.tensors[row] for row in rows))
-        part = self._computing([self.tensors[self.end_of(request.operator)]], begins)
+        part = self._part_of([self.tensors[self.end_of(request.operator)]], begins)
         (values,) = values_of(self.model, [self.samples[request.sample]], begins)
         inputs = {value.name: values[value.name] for value in part.graph.input}
         part.graph.ClearField("input")
@@ -293,9 +293,9 @@ def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sampl
         elif node.op_type == "DequantizeLinear" and node.input[0] in behind:
             behind[node.output[0]] = behind[node.input[0]]
     # The rounding of a tensor is its maker's error. What is not quantized has none, but that of weights.
-    rounded = {name: tensor for tensor, name in behind.items()}
+    roundings = {name: tensor for tensor, name in behind.items()}
     plain = {name: name for node in graph.node for name in node.output if name in outputs}
-    sources = {**plain, **rounded}
+    sources = {**plain, **roundings}
     operands = set[str]()
     for node in graph.node:
         for index, tensor in enumerate(node.input if node.op_type not in QUANTIZERS else ()):
@@ -305,9 +305,9 @@ def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sampl
     del graph.output[:]
     graph.output.extend(_float(tensor) for tensor in sources.values())
     graph.input.extend(_float(f"{FLOAT}{name}", values[name].shape) for name in operands)
-    fed = {name: array for name, array in sample.items() if name in inputs}
-    fed |= {f"{FLOAT}{name}": values[name] for name in operands}
-    (arrays,) = on_cpu(model, [fed])
+    feed = {name: array for name, array in sample.items() if name in inputs}
+    feed |= {f"{FLOAT}{name}": values[name] for name in operands}
+    (arrays,) = on_cpu(model, [feed])
     results = [(name, arrays[tensor]) for name, tensor in sources.items()]
     return {name: array - values[name] for name, array in results if array.shape == values[name].shape}
 
@@ -316,11 +316,11 @@ def _with_errors(source: onnx.ModelProto, tensors: Collection[str]) -> onnx.Mode
     """With an input beside each of these tensors, which is added to it."""
     model = onnx.ModelProto()
     model.CopyFrom(source)
-    nodes, disturbed = [], {*tensors}
+    nodes, targets = [], {*tensors}
     for node in model.graph.node:
         nodes.append(node)
         for index, name in enumerate(node.output):
-            if name in disturbed:
+            if name in targets:
                 node.output[index] = f"{FLOAT}{name}"
                 nodes.append(helper.make_node("Add", [f"{FLOAT}{name}", f"{ERROR}{name}"], [name]))
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -390,8 +390,8 @@ def _fold_constants(graph: onnx.GraphProto) -> bool:
     for node in graph.node:
         tensor = None
         if node.output[0] not in outputs:
-            shared = weights.get(node.input[0]) if node.op_type == "Identity" else None
-            tensor = shared or _constant(node)
+            original = weights.get(node.input[0]) if node.op_type == "Identity" else None
+            tensor = original or _constant(node)
         if tensor is None:
             rest.append(node)
         else:

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.onnx_graph import NO_PLACE, OnnxGraph, make_plain, name_of, values_of
-from ci.explain.rewriting import HTP_DIMENSIONS, Batch, Match, Need, Repaired, merged, product_of, prove
+from ci.explain.rewriting import HTP_DIMENSIONS, Batch, Match, Need, Repaired, merge, product_of, prove
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
 from ci.suite.qnn_provider import folded
@@ -78,7 +78,7 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         conditions = [node for node in self.model.graph.node if node.op_type == "If"]
         if not conditions:
             return
-        plain = optimized(self.model)
+        plain = optimize(self.model)
         if_outputs = {name for node in plain.graph.node if node.op_type == "If" for name in node.output}
         constant_ifs = [node for node in conditions if if_outputs.isdisjoint(node.output)]
         if constant_ifs:
@@ -145,11 +145,11 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         writer = Writer(match.node.name or match.node.output[0])
         results = match.write(writer)
         names = match.node.output[: len(results)]
-        renamed = dict(zip(results, names, strict=True))
+        new_names = dict(zip(results, names, strict=True))
         for node in writer.nodes:
             node.metadata_props.extend(match.node.metadata_props)
             for tensors in (node.output, node.input):
-                tensors[:] = [renamed.get(name, name) for name in tensors]
+                tensors[:] = [new_names.get(name, name) for name in tensors]
         ancestors, _ = self.graph.ancestors(match.node.output[0], match.operands)
         between = [node for node in self.model.graph.node if node.output[0] in ancestors]
         prove(
@@ -174,7 +174,7 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         weights = [tensor for name, tensor in self.constants.items() if name in reads]
         outputs = [helper.make_empty_tensor_value_info(name) for name in names]
 
-        def computed(inputs: Sequence[Sequence[Array]]) -> list[list[Array]]:
+        def compute(inputs: Sequence[Sequence[Array]]) -> list[list[Array]]:
             kinds = [
                 helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
                 for name, array in zip(operands, inputs[0], strict=True)
@@ -186,7 +186,7 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
             samples = [dict(zip(operands, arrays, strict=True)) for arrays in inputs]
             return [[row[name] for name in names] for row in values_of(model, samples)]
 
-        return computed
+        return compute
 
     def put(self, match: OnnxMatch, need: Need) -> None:
         writer, graph = self.replacement(match, need, self.operand_values), self.model.graph
@@ -277,11 +277,11 @@ def norm_as_scale_and_shift(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMa
             weight = weights[0] * factor.reshape(-1, *[1] * (weights[0].ndim - 1))
             bias = offset + (weights[1] * factor if len(weights) > 1 else 0)
 
-            def folded(put: Writer) -> list[str]:
+            def write(put: Writer) -> list[str]:
                 inputs = conv.input[0], put.constant(weight), put.constant(bias)
                 return [put("Conv", *inputs, **attributes_of(conv))]
 
-            return OnnxMatch(node, (conv.input[0],), folded)
+            return OnnxMatch(node, (conv.input[0],), write)
     if not (shape := model.shape(x)):
         return None
     sizes = [1, -1, *[1] * (len(shape) - 2)]
@@ -293,11 +293,11 @@ def norm_as_scale_and_shift(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMa
 
 @search("gelu-for-erf", "Erf")
 def gelu_for_erf(model: RepairedOnnx, erf: onnx.NodeProto) -> OnnxMatch | None:
-    scaled = model.maker(erf.input[0])
-    x = next((name for name in scaled.input if model.constant(name) is None), "") if scaled else ""
-    if not x or scaled is None or scaled.op_type not in ("Div", "Mul"):
+    scaler = model.maker(erf.input[0])
+    x = next((name for name in scaler.input if model.constant(name) is None), "") if scaler else ""
+    if not x or scaler is None or scaler.op_type not in ("Div", "Mul"):
         return None
-    ends = [end for end in _following(model, erf, 4) if _only_of(model, end, x)]
+    ends = [end for end in _readers_of(model, erf, 4) if _only_of(model, end, x)]
     names = [end.output[0] for end in ends]
     values = model.values([x, *names])[0] if ends else {}
     for end in reversed(ends):
@@ -313,7 +313,7 @@ def _is_gelu(x: Any, y: Any) -> bool:
     return bool(y.shape == gelu.shape and np.allclose(gelu, y, rtol=0, atol=NEAR))
 
 
-def _following(model: RepairedOnnx, node: onnx.NodeProto, steps: int) -> list[onnx.NodeProto]:
+def _readers_of(model: RepairedOnnx, node: onnx.NodeProto, steps: int) -> list[onnx.NodeProto]:
     readers: dict[str, onnx.NodeProto] = {}
     now = [node]
     for _ in range(steps):
@@ -355,19 +355,19 @@ def depthwise_as_product(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch
 
 @search("fewer-dimensions", "Reshape")
 def fewer_dimensions(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
-    permuted = model.maker(node.input[0])
-    first = model.maker(permuted.input[0]) if permuted is not None else None
-    if permuted is None or first is None or (permuted.op_type, first.op_type) != ("Transpose", "Reshape"):
+    transpose = model.maker(node.input[0])
+    first = model.maker(transpose.input[0]) if transpose is not None else None
+    if transpose is None or first is None or (transpose.op_type, first.op_type) != ("Transpose", "Reshape"):
         return None
     x, shape, last = first.input[0], model.shape(first.output[0]), model.shape(node.output[0])
-    permutation = list(attributes_of(permuted)["perm"])
+    permutation = list(attributes_of(transpose)["perm"])
     if len(permutation) <= HTP_DIMENSIONS or not (shape and last):
         return None
-    sizes, order = merged(shape, permutation)
+    sizes, order = merge(shape, permutation)
 
     def write(put: Writer) -> list[str]:
-        reshaped = put("Reshape", x, put.constant(sizes, np.int64))
-        return [put("Reshape", put("Transpose", reshaped, perm=order), put.constant(last, np.int64))]
+        tensor = put("Reshape", x, put.constant(sizes, np.int64))
+        return [put("Reshape", put("Transpose", tensor, perm=order), put.constant(last, np.int64))]
 
     return OnnxMatch(node, (x,), write)
 
@@ -411,7 +411,7 @@ def recurrent_cell_by_cell(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMat
         outputs: list[list[str]] = [[] for _ in range(steps)]
         lasts: list[list[str]] = [[] for _ in range(1 + is_lstm)]
         for way in range(len(weights[0])):
-            turned = direction == "reverse" or way == 1
+            is_reverse = direction == "reverse" or way == 1
             of_input, of_state = (put.constant(weight[way].T) for weight in weights[:2])
             bias = np.zeros(2 * gates * size) if weights[2] is None else weights[2][way]
             biases = [put.constant(half) for half in np.split(bias, 2)]
@@ -419,7 +419,7 @@ def recurrent_cell_by_cell(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMat
                 at(name, way) if name else put.constant(np.zeros((batch, size)))
                 for name in names[5 : 6 + is_lstm]
             ]
-            for step in reversed(range(steps)) if turned else range(steps):
+            for step in reversed(range(steps)) if is_reverse else range(steps):
                 inner = put("Add", put("MatMul", at(names[0], step), of_input), biases[0])
                 hidden = put("Add", put("MatMul", states[0], of_state), biases[1])
                 states = cell(inner, hidden, states)
@@ -428,11 +428,11 @@ def recurrent_cell_by_cell(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMat
                 last.append(state)
         first = put.constant([0], np.int64)
 
-        def stacked(tensors: Sequence[str]) -> str:
+        def stack(tensors: Sequence[str]) -> str:
             parts = [put("Unsqueeze", tensor, first) for tensor in tensors]
             return put("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
 
-        results = [stacked([stacked(of_step) for of_step in outputs]), *map(stacked, lasts)]
+        results = [stack([stack(of_step) for of_step in outputs]), *map(stack, lasts)]
         return results[: len(node.output)]
 
     return OnnxMatch(node, _variables(model, (names[0], *names[5:7])), write)
@@ -447,10 +447,10 @@ def matmul_for_einsum(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | 
         return None
 
     def write(put: Writer) -> list[str]:
-        def turned(x: str, order: Sequence[int]) -> str:
+        def turn(x: str, order: Sequence[int]) -> str:
             return x if order == sorted(order) else put("Transpose", x, perm=order)
 
-        def shaped(x: str, before: Sequence[int], sizes: Sequence[int]) -> str:
+        def reshape(x: str, before: Sequence[int], sizes: Sequence[int]) -> str:
             return x if [*before] == [*sizes] else put("Reshape", x, put.constant(sizes, np.int64))
 
         parts = []
@@ -458,18 +458,18 @@ def matmul_for_einsum(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | 
             axes = put.constant(part.summed, np.int64) if part.summed else ""
             total = put("ReduceSum", x, axes, keepdims=0) if axes else x
             rest = [size for axis, size in enumerate(shape) if axis not in part.summed]
-            parts.append(shaped(turned(total, part.order), [rest[axis] for axis in part.order], part.sizes))
-        result = shaped(put("MatMul", *parts), product.matrix, product.sizes)
-        return [turned(result, product.order)]
+            parts.append(reshape(turn(total, part.order), [rest[axis] for axis in part.order], part.sizes))
+        result = reshape(put("MatMul", *parts), product.matrix, product.sizes)
+        return [turn(result, product.order)]
 
     return OnnxMatch(node, _variables(model, node.input), write)
 
 
-def optimized(model: onnx.ModelProto) -> onnx.ModelProto:
+def optimize(model: onnx.ModelProto) -> onnx.ModelProto:
     """As ONNX Runtime folds its constants, with the operator sets that it uses."""
     plain = folded(model)
     domains = {node.domain for node in plain.graph.node}
-    imported = [opset for opset in plain.opset_import if opset.domain in domains]
+    opsets = [opset for opset in plain.opset_import if opset.domain in domains]
     plain.ClearField("opset_import")
-    plain.opset_import.extend(imported)
+    plain.opset_import.extend(opsets)
     return plain

@@ -118,8 +118,8 @@ def repair_model(model: OneModel, only: tuple[str, ...] | None, report: ModelRep
         soc=model.selection.soc,
         changes=[asdict(change) for change in rewritten.places],
         refused=[asdict(change) for change in repair.refused],
-        before=_answered(repair.before),
-        after=_answered(after) if after else None,
+        before=_answer_of(repair.before),
+        after=_answer_of(after) if after else None,
         files=[str(path) for path in files],
     )
     if not after and now.wrong:
@@ -214,5 +214,5 @@ def _next(repair: Repair, model: OneModel) -> None:
     answer.add(next=command.installed)
 
 
-def _answered(row: Outcome) -> dict[str, object]:
+def _answer_of(row: Outcome) -> dict[str, object]:
     return {"error": row.error, "fix": row.fix, "accuracy": dict(row.figures), **cells_of(row)}

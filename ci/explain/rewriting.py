@@ -229,7 +229,7 @@ def probes(samples: Sequence[Sequence[Array]], values: Sequence[float], low: flo
         for column in zip(*samples, strict=True):
             array = column[0]
             if array.dtype.kind == "f":
-                finite = np.concatenate([drawn[np.isfinite(drawn)] for drawn in column])
+                finite = np.concatenate([draw[np.isfinite(draw)] for draw in column])
                 ends = (float(finite.min()), float(finite.max())) if finite.size else (-1.0, 1.0)
                 arrays.append(np.maximum(of_floats(array.shape, *ends), low).astype(array.dtype))
             else:
@@ -279,7 +279,7 @@ def prove(
         require_same(before, after, bound, scale)
 
 
-def merged(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
+def merge(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
     """Sizes and order of the same permutation, where dimensions of one are left out, and such that stay
     neighbours are one."""
     order = [axis for axis in order if shape[axis] > 1]

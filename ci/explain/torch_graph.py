@@ -97,8 +97,8 @@ class TorchGraph(Graph):
 
     def step(self, name: str) -> float:
         end = self.by_name[self.end_of(name)]
-        scaled = "quantize_per_tensor" in str(end.target) and isinstance(end.args[1], float)
-        return float(end.args[1]) if scaled else 0.0
+        has_scale = "quantize_per_tensor" in str(end.target) and isinstance(end.args[1], float)
+        return float(end.args[1]) if has_scale else 0.0
 
     @cached_property
     def _ranges(self) -> Mapping[FxNode, tuple[float, float]]:
@@ -125,7 +125,7 @@ class TorchGraph(Graph):
             with module.graph.inserting_before(output):
                 more = module.graph.call_function(torch.ops.aten.add.Tensor, (end, 1))
                 output.args = ((module.graph.call_function(torch.ops.aten.sub.Tensor, (more, 1)),),)
-        return self._settled(module)
+        return self._graph_of(module)
 
     def showing(self, names: Sequence[str]) -> TorchGraph:
         module = copy.deepcopy(self.module)
@@ -136,9 +136,9 @@ class TorchGraph(Graph):
             with module.graph.inserting_after(end):
                 results.append(module.graph.call_function(torch.ops.aten.clone.default, (end,)))
         output.args = (tuple(results),)
-        return self._settled(module)
+        return self._graph_of(module)
 
-    def _settled(self, module: Any) -> TorchGraph:
+    def _graph_of(self, module: Any) -> TorchGraph:
         module.graph.set_codegen(torch.fx.graph.CodeGen())
         module.graph.eliminate_dead_code()
         module.recompile()
@@ -194,16 +194,16 @@ class TorchGraph(Graph):
         root, graph, inputs = nn.Module(), FxGraph(), dict[str, Array]()
 
         @cache
-        def copied(source: FxNode) -> FxNode:
+        def copy_of(source: FxNode) -> FxNode:
             if source in operands:
                 inputs[source.name] = values[source].numpy()
                 return graph.placeholder(source.name)
             if source.op == "get_attr":
                 root.register_buffer(f"w_{source.name}", values[source].detach())
                 return graph.get_attr(f"w_{source.name}")
-            return graph.node_copy(source, copied)
+            return graph.node_copy(source, copy_of)
 
-        graph.output((copied(end),))
+        graph.output((copy_of(end),))
         return GraphModule(root, graph), inputs
 
 
@@ -243,14 +243,14 @@ def outputs_of(module: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
     return {node.name: value for node, value in values_of(module, sample).items() if is_float(value)}
 
 
-def normed(graph: Any) -> dict[str, str]:
+def norms_of(graph: Any) -> dict[str, str]:
     """The convolutions by name, with the batch norm that quantization folds into each."""
     norms = [node for node in graph.nodes if "batch_norm" in str(node.target)]
     return {node.args[0].name: node.name for node in norms if isinstance(node.args[0], FxNode)}
 
 
 def worst_losses(
-    floats: Mapping[str, Tensor], folded: Mapping[str, str], quantized: Any, sample: Sequence[Tensor]
+    floats: Mapping[str, Tensor], norms: Mapping[str, str], quantized: Any, sample: Sequence[Tensor]
 ) -> tuple[Loss, ...]:
     """The operators of the quantized model that add noise, the worst first. `floats` are the outputs of the
     float model's nodes."""
@@ -258,8 +258,8 @@ def worst_losses(
 
     def decibels_of(name: str) -> float | None:
         exact, value = floats.get(name), ours.get(name)
-        if folded.get(name, "") not in ours:
-            exact = floats.get(folded.get(name, name))
+        if norms.get(name, "") not in ours:
+            exact = floats.get(norms.get(name, name))
         if exact is None or value is None or exact.shape != value.shape:
             return None
         return decibels(float((exact.double() ** 2).sum()), float(((value - exact).double() ** 2).sum()))

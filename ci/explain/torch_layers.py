@@ -64,8 +64,8 @@ def embedding_and_sum(
 def _stands_alone(_: RepairedModule, node: Node) -> bool:
     """Whether no convolution absorbs the norm."""
     maker = node.args[0]
-    folded = isinstance(maker, Node) and maker.target in CONVOLUTIONS and len(maker.users) == 1
-    return not folded and node.args[5] is False
+    absorbs = isinstance(maker, Node) and maker.target in CONVOLUTIONS and len(maker.users) == 1
+    return not absorbs and node.args[5] is False
 
 
 def _scale_and_shift(w: Any, b: Any, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -237,8 +237,8 @@ def prelu_by_relus(x: Tensor, weight: Tensor) -> Tensor:
 def _pads_two_ends(_: RepairedModule, node: Node) -> bool:
     pads: Any = node.args[1]
     ends = [(before, after) for before, after in zip(pads[::2], pads[1::2], strict=True) if before or after]
-    convolved = node.users and all(user.target in CONVOLUTIONS for user in node.users)
-    return len(ends) > 1 and not any(before for before, _after in ends) and not convolved
+    feeds_convolutions = node.users and all(user.target in CONVOLUTIONS for user in node.users)
+    return len(ends) > 1 and not any(before for before, _after in ends) and not feeds_convolutions
 
 
 @one("pad-by-dimension", aten.pad.default, aten.constant_pad_nd.default, when=_pads_two_ends)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional
 
-from ci.explain.rewriting import HTP_DIMENSIONS, merged, product_of
+from ci.explain.rewriting import HTP_DIMENSIONS, merge, product_of
 from ci.explain.torch_rewriting import NodeMatch, Registry, RepairedModule
 
 aten: Any = torch.ops.aten
@@ -61,11 +61,11 @@ def _sizes(arguments: Sequence[Any]) -> Sequence[int]:
 
 @find_at("gelu-for-erf", aten.erf.default)
 def gelu_for_erf(model: RepairedModule, erf: Node) -> NodeMatch | None:
-    scaled = erf.args[0]
-    if not isinstance(scaled, Node) or scaled.target not in (aten.div.Tensor, aten.mul.Tensor):
+    scaler = erf.args[0]
+    if not isinstance(scaler, Node) or scaler.target not in (aten.div.Tensor, aten.mul.Tensor):
         return None
-    x = scaled.args[0]
-    ends = [end for end in _following(erf, 4) if isinstance(x, Node) and model.only_of(end, x)]
+    x = scaler.args[0]
+    ends = [end for end in _readers_of(erf, 4) if isinstance(x, Node) and model.only_of(end, x)]
     for end in reversed(ends):
         gelu, value = functional.gelu(model.value(x)), model.value(end)
         if value.shape == gelu.shape and torch.allclose(value, gelu, rtol=0, atol=NEAR):
@@ -73,7 +73,7 @@ def gelu_for_erf(model: RepairedModule, erf: Node) -> NodeMatch | None:
     return None
 
 
-def _following(node: Node, steps: int) -> list[Node]:
+def _readers_of(node: Node, steps: int) -> list[Node]:
     """The nodes that read its value, in the order of the graph."""
     readers: dict[Node, None] = {}
     now = [node]
@@ -136,8 +136,8 @@ def matmul_for_einsum(model: RepairedModule, node: Node) -> NodeMatch | None:
         parts = []
         for x, part in zip(operands, product.parts, strict=True):
             total = x.sum(part.summed) if part.summed else x
-            turned = total if part.order == sorted(part.order) else total.permute(part.order)
-            parts.append(turned if part.sizes == [*turned.shape] else turned.reshape(part.sizes))
+            tensor = total if part.order == sorted(part.order) else total.permute(part.order)
+            parts.append(tensor if part.sizes == [*tensor.shape] else tensor.reshape(part.sizes))
         result = torch.matmul(*parts)
         result = result if product.sizes == [*result.shape] else result.reshape(product.sizes)
         return result if product.order == sorted(product.order) else result.permute(product.order)
@@ -202,16 +202,16 @@ COPIES = (aten.contiguous.default, aten.clone.default)
 
 @find_at("fewer-dimensions", *RESHAPES)
 def fewer_dimensions(model: RepairedModule, node: Node) -> NodeMatch | None:
-    permuted = node.args[0]
-    while isinstance(permuted, Node) and permuted.target in COPIES:
-        permuted = permuted.args[0]
-    if not isinstance(permuted, Node) or permuted.target is not aten.permute.default:
+    transpose = node.args[0]
+    while isinstance(transpose, Node) and transpose.target in COPIES:
+        transpose = transpose.args[0]
+    if not isinstance(transpose, Node) or transpose.target is not aten.permute.default:
         return None
-    axes: Any = permuted.args[1]
-    first, order = permuted.args[0], [axis % len(axes) for axis in axes]
+    axes: Any = transpose.args[1]
+    first, order = transpose.args[0], [axis % len(axes) for axis in axes]
     if not isinstance(first, Node) or len(order) <= HTP_DIMENSIONS or first.target not in RESHAPES:
         return None
-    (sizes, fewer), shape = merged(shape_of(model, first), order), shape_of(model, node)
+    (sizes, fewer), shape = merge(shape_of(model, first), order), shape_of(model, node)
     operands = (first.all_input_nodes[0],)
     return NodeMatch(node, operands, lambda x: x.reshape(sizes).permute(fewer).reshape(shape))
 

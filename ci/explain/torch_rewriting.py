@@ -282,13 +282,13 @@ def _reads_of(node: Node) -> list[int] | None:
 
 
 def _on_arrays(function: Callable[..., Any]) -> Batch:
-    def computed(arrays: Sequence[Array]) -> list[Array]:
+    def compute(arrays: Sequence[Array]) -> list[Array]:
         leaves = torch.utils._pytree.tree_leaves(
             function(*(torch.from_numpy(array.copy()) for array in arrays))
         )
         return [tensor.numpy() for tensor in leaves if tensor is not None]
 
-    return lambda inputs: [computed(arrays) for arrays in inputs]
+    return lambda inputs: [compute(arrays) for arrays in inputs]
 
 
 def _plain(module: Any) -> GraphModule:

@@ -60,7 +60,7 @@ class Goal:
     def accuracy(self, point: Point) -> float:
         return point.figures.get(self.figure, -math.inf)
 
-    def met(self, point: Point) -> bool:
+    def accepts(self, point: Point) -> bool:
         return not point.failed and self.accuracy(point) >= self.floor and not self.loses_a_part(point)
 
     def loses_a_part(self, point: Point) -> bool:
@@ -129,7 +129,7 @@ def settings_of(
     return cheap, {exact: names} if names else {}
 
 
-def mixed(program: P, units: Sequence[GroupScore], choice: frozenset[int], exact: str) -> P:
+def mix(program: P, units: Sequence[GroupScore], choice: frozenset[int], exact: str) -> P:
     """A choice of all is the program that the exact precision gives anyway."""
     precision, nodes = settings_of(units, choice, program.run.precision, exact)
     digest = hashlib.sha256(repr(sorted(choice)).encode()).hexdigest()[:8]
@@ -201,18 +201,18 @@ class TuneSearch:
             )
         self._hold_floor(*ends)
         goal, points = self.goal, sorted(self.points.values(), key=lambda point: len(point.units))
-        winner = min(filter(goal.met, points), key=self._cost, default=None)
+        winner = min(filter(goal.accepts, points), key=self._cost, default=None)
         best = max((point for point in points if not point.failed), key=goal.accuracy)
         return Tuned(self.units, points, self.names, goal, winner, winner or best, self.steps)
 
     def _hold_floor(self, cheap: Point, exact: Point) -> None:
-        if self.goal.met(cheap):
+        if self.goal.accepts(cheap):
             self.steps.append(f"{self.cheap} alone is enough")
-        elif not self.goal.met(exact):
+        elif not self.goal.accepts(exact):
             self.steps.append(f"{self.exact} does not reach it, so no mixture is searched")
         else:
-            self._boundary(self._predicted(cheap, exact))
-            self._demote(min(filter(self.goal.met, self.points.values()), key=self._cost))
+            self._boundary(self._prediction(cheap, exact))
+            self._demote(min(filter(self.goal.accepts, self.points.values()), key=self._cost))
 
     def _first(self, count: int) -> frozenset[int]:
         while self.order[count : count + 1] and self.order[count] in self.free:
@@ -244,7 +244,7 @@ class TuneSearch:
         )
         return float(f"{traffic:.3g}"), exact, size
 
-    def _predicted(self, cheap: Point, exact: Point) -> int:
+    def _prediction(self, cheap: Point, exact: Point) -> int:
         """How many units hold the floor, if their scores add up to what lies between both ends."""
         count, total, goal = len(self.units), sum(unit.gain for unit in self.units), self.goal
         half = max(count // 2, 1)
@@ -268,7 +268,7 @@ class TuneSearch:
         why = "predicted by the scores" if first != high // 2 else "half of the groups"
         while high - low > 1 and len(self.points) < MOST_PROGRAMS - KEPT_BACK:
             (point,) = self._points_of([self._first(probe)], why)
-            low, high = (low, probe) if self.goal.met(point) else (probe, high)
+            low, high = (low, probe) if self.goal.accepts(point) else (probe, high)
             probe, why = (low + high) // 2, f"between {low} and {high} groups"
 
     def _demote(self, winner: Point) -> None:
@@ -294,18 +294,18 @@ class TuneSearch:
         new = [choice for choice in dict.fromkeys(choices) if choice not in self.points]
         new = new[: max(MOST_PROGRAMS - len(self.points), 0)]
         points = self._points_of(new, "without groups that may not be needed") if new else []
-        return min([winner, *filter(self.goal.met, points)], key=self._cost)
+        return min([winner, *filter(self.goal.accepts, points)], key=self._cost)
 
     def _spare(self, point: Point) -> list[int]:
         """The largest units whose scores fit into what the point has above the floor; else the least useful
         one."""
         largest_first = sorted(point.units, key=lambda index: -self.units[index].size)
-        slack, fitting = self._slack(point), list[int]()
+        slack, candidates = self._slack(point), list[int]()
         for index in largest_first:
             if self.units[index].gain <= slack:
                 slack -= self.units[index].gain
-                fitting.append(index)
-        return fitting or sorted(largest_first, key=lambda index: self.units[index].gain)[:1]
+                candidates.append(index)
+        return candidates or sorted(largest_first, key=lambda index: self.units[index].gain)[:1]
 
     def _slack(self, point: Point) -> float:
         total = sum(unit.gain for unit in self.units)
@@ -325,14 +325,14 @@ def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
         raise UsageError(f"{written_name(cheap)} quantizes nothing", fix=TWO_PRECISIONS)
-    judged: dict[str, object] = {"inferences": model.inferences} if model.inferences else {}
+    settings: dict[str, object] = {"inferences": model.inferences} if model.inferences else {}
     if goal.metric:
-        judged["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
-    program = replace(program, run=run, case=program.case.model_copy(update=judged))
+        settings["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
+    program = replace(program, run=run, case=program.case.model_copy(update=settings))
     units = explainer(model).scores_of(model, program, ScoreRequest(exact)).units
 
     def measure(choices: Sequence[frozenset[int]]) -> list[Point]:
-        outcomes = outcomes_of(model, [mixed(program, units, choice, exact) for choice in choices])
+        outcomes = outcomes_of(model, [mix(program, units, choice, exact) for choice in choices])
         return [Point(choice, outcome) for choice, outcome in zip(choices, outcomes, strict=True)]
 
     names = written_name(cheap), written_name(exact)

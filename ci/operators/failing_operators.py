@@ -87,7 +87,7 @@ class Search:
         self.partition: Partition | None = None
         self.later: list[Any] = []
         """The programs of the partitions that come after it, with what they are compiled for."""
-        self.visited = ""
+        self.visit_name = ""
         self.begin = 0
 
     @contextmanager
@@ -98,28 +98,28 @@ class Search:
 
         def visit(record: logging.LogRecord) -> None:
             if match := VISITING.match(record.getMessage()):
-                self.visited = match[1]
+                self.visit_name = match[1]
 
         def preprocess(programs: Any, compile_specs: Any) -> Any:
             partitions = [zip(programs[method], compile_specs[method], strict=True) for method in programs]
             self.later = list(itertools.chain(*partitions))
             return multimethod(programs, compile_specs)
 
-        def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:
+        def build_and_remember(edge_program: Any, *rest: Any, **options: Any) -> Any:
             specs = [spec for program, spec in self.later if program is edge_program]
             if not specs:
                 # It is a part that the search compiles.
                 return build(edge_program, *rest, **options)
-            self.begin, self.visited = printed_so_far(), ""
+            self.begin, self.visit_name = printed_so_far(), ""
             self.later = [pair for pair in self.later if pair[0] is not edge_program]
             self.partition = Partition(edge_program, specs[0])
             wrappers = build(edge_program, *rest, **options)
-            self.visited = ""
+            self.visit_name = ""
             return wrappers
 
         handler.emit = visit  # type: ignore[method-assign]
         backend.preprocess_multimethod = staticmethod(preprocess)
-        backend._build_op_wrappers = staticmethod(remembered)
+        backend._build_op_wrappers = staticmethod(build_and_remember)
         qnn_preprocess.logger.addHandler(handler)
         self.partition, self.watch.current = None, None
         try:
@@ -136,7 +136,7 @@ class Search:
         if self.watch.current is not None or self.partition is None:
             return self.watch.current
         calls = (node for node in self.partition.calls if not is_glue(node))
-        return next((node for node in calls if node.name == self.visited), None)
+        return next((node for node in calls if node.name == self.visit_name), None)
 
     def culprits(self, error: BaseException, *, alone: bool = False) -> list[Culprit]:
         """The nodes at which the lowering with this error fails, and all others of their kind.
@@ -169,12 +169,12 @@ class Search:
             return bool(errors)
 
         if alone:
-            failing = []
+            failures = []
             for alike in _kinds(partition.operators):
                 if time.process_time() < deadline and fails(alike[:1]):
-                    failing += alike
+                    failures += alike
                     messages.update(dict.fromkeys((node.name for node in alike), messages[alike[0].name]))
-            return self._culprits_of(failing, messages, "QNN does not compile it alone", partition)
+            return self._culprits_of(failures, messages, "QNN does not compile it alone", partition)
         suspects = [node for node in mentions if node in partition.operators]
         minimal_set = smallest_failing(
             partition.operators, fails, suspects, lambda: time.process_time() > deadline
@@ -182,21 +182,21 @@ class Search:
         if not minimal_set:
             return []
         culprit = minimal_set[-1]
-        failing = [culprit]
+        failures = [culprit]
         if len(minimal_set) == 1:
             alike = [node for node in partition.operators if operator_name(node) == operator_name(culprit)]
-            failing += [node for node in alike if node is not culprit and fails([node])]
+            failures += [node for node in alike if node is not culprit and fails([node])]
         reason = "QNN does not compile it, neither in the model nor alone"
         if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in minimal_set[:-1]):
             reason, messages = f"QNN does not compile it after {together}", {}
-        return self._culprits_of(failing, messages, reason, partition)
+        return self._culprits_of(failures, messages, reason, partition)
 
     def _culprits_of(
         self, nodes: Collection[Node], messages: Mapping[str, str], reason: str, partition: Partition
     ) -> list[Culprit]:
-        ordered = sorted(nodes, key=partition.calls.index)
+        rows = sorted(nodes, key=partition.calls.index)
         culprits = [
-            self._culprit_of(node, f"{reason}{messages.get(node.name, '')}", partition) for node in ordered
+            self._culprit_of(node, f"{reason}{messages.get(node.name, '')}", partition) for node in rows
         ]
         return culprits if partition.live.issuperset(nodes) else [*culprits, *self._later_constants()]
 

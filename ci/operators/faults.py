@@ -259,18 +259,18 @@ def faults_in(
             and (fault.least is None or least is None or least <= fault.least)
             and any(fault.concerns(product, version) for product, version in versions.items())
         ):
-            node = next(_concerned(fault, nodes), None)
+            node = next(_nodes_of(fault, nodes), None)
             rows += [Met(fault, node.line, node.operator)] if node else []
     return sorted(rows, key=lambda met: abs(effect_db(met.fault) - seen_db)) if seen_db is not None else rows
 
 
 def effect_db(fault: Fault) -> float:
     """The SQNR that its script printed first; that of equal outputs if it printed none."""
-    printed = DECIBELS.search(fault.figure or fault.effect)
-    return float(printed[1]) if printed else EXACT_DB
+    match = DECIBELS.search(fault.figure or fault.effect)
+    return float(match[1]) if match else EXACT_DB
 
 
-def _concerned(fault: Fault, nodes: Mapping[str, Traits]) -> Iterator[Traits]:
+def _nodes_of(fault: Fault, nodes: Mapping[str, Traits]) -> Iterator[Traits]:
     keys = {key_of(name) for name in fault.operators}
     for node in nodes.values():
         if (

@@ -79,7 +79,7 @@ class PartitionerSpy:
         handler = logging.Handler()
         handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
 
-        def watched(checker: Any, submodules: Any, node: Any) -> bool:
+        def watch(checker: Any, submodules: Any, node: Any) -> bool:
             messages.clear()
             begin = printed_so_far()
             self.users[node.name] = tuple(user.name for user in node.users)
@@ -92,7 +92,7 @@ class PartitionerSpy:
             self.decisions[node.name] = Decision(operator_name(node), supported, reason)
             return supported
 
-        support.is_node_supported = watched
+        support.is_node_supported = watch
         qnn_partitioner.logger.addHandler(handler)
         try:
             yield
@@ -222,7 +222,7 @@ class Partition:
     """A partition as the partitioner produced it, before the backend's passes change it."""
 
     def __init__(self, program: Any, specs: Sequence[Any]) -> None:
-        self.program = _copied(program)
+        self.program = _copy_of(program)
         self.specs = list(specs)
         self.inputs = frozenset(program.graph_signature.user_inputs)
 
@@ -266,7 +266,7 @@ class Partition:
         """Why these nodes do not compile together with their quantizers and constants; empty if they do.
 
         With `buffers`, what is computed from constants is given to them, as a buffer is."""
-        program = self._program_of(self._closed(nodes, buffers))
+        program = self._program_of(self._closure(nodes, buffers))
         with QnnManagerContext({"forward": self.specs}):
             try:
                 qnn_preprocess.QnnBackend.preprocess(program, self.specs)
@@ -276,7 +276,7 @@ class Partition:
                 restore_builtins()
         return ""
 
-    def _closed(self, nodes: Iterable[Node], buffers: bool) -> set[Node]:
+    def _closure(self, nodes: Iterable[Node], buffers: bool) -> set[Node]:
         members: set[Node] = set()
         todo = list(nodes)
         while todo:
@@ -307,7 +307,7 @@ class Partition:
         inputs = []
         for node in sources:
             copies[node] = place = graph.placeholder(node.name)
-            place.meta = _own(node.meta)
+            place.meta = _meta_copy(node.meta)
             spec = ours.get(node.name) if node.op == "placeholder" else None
             if spec is None or spec.kind == InputKind.USER_INPUT:
                 inputs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(place.name), None))
@@ -318,7 +318,7 @@ class Partition:
             if node not in members:
                 continue
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta = _own(node.meta)
+            copies[node].meta = _meta_copy(node.meta)
             several = isinstance(node.meta.get("val"), tuple | list)
             if not several and (not node.users or any(user not in members for user in node.users)):
                 outputs.append(copies[node])
@@ -353,11 +353,11 @@ def _ends(node: Node, user: Node) -> bool:
     return is_quantizer(user) and not ("dequantize" in operator_name(user) and is_quantizer(node))
 
 
-def _copied(program: Any) -> Any:
+def _copy_of(program: Any) -> Any:
     graph, copies = torch.fx.Graph(), dict[Node, Node]()
     output = graph.graph_copy(program.graph, copies)
     for original, ours in copies.items():
-        ours.meta = _own(original.meta)
+        ours.meta = _meta_copy(original.meta)
     graph.output(output).meta = {}
     return _program(program, graph, copy.deepcopy(program.graph_signature))
 
@@ -378,7 +378,7 @@ def _program(original: Any, graph: Any, signature: Any) -> Any:
     )
 
 
-def _own(meta: dict[str, object]) -> dict[str, object]:
+def _meta_copy(meta: dict[str, object]) -> dict[str, object]:
     """A copy: the backend's passes write into the dictionaries in it."""
     return {key: dict(value) if type(value) is dict else value for key, value in meta.items()}
 

@@ -138,12 +138,12 @@ class Cell(NamedTuple):
         figure = Case(self.result, self.db).figure
         form = f": {self.form}" if self.form and figure else ""
         loses = "" if self.loses_db is None else f", loses{in_db(self.loses_db)}"
-        failing = (
+        failures = (
             (WORST_FIRST.index(case.result), name)
             for name, case in self.others.items()
             if case.result in FAILING and not name.startswith(f"{IN_CHAIN},")
         )
-        worst = min(failing, default=None)
+        worst = min(failures, default=None)
         failure = f"; {self.others[worst[1]]}: {worst[1]}" if worst and self.result not in FAILING else ""
         return f"{WORDS[self.result]}{figure}{form}{loses}{failure}"
 

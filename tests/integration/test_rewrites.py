@@ -232,12 +232,12 @@ def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.Monkey
 
 def test_a_model_that_is_folded_to_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(model: onnx.ModelProto) -> onnx.ModelProto:
-        folded = optimized(model)
+        folded = optimize(model)
         next(node for node in folded.graph.node if node.op_type == "Neg").op_type = "Abs"
         return folded
 
-    optimized = onnx_rewrites.optimized
-    monkeypatch.setattr(onnx_rewrites, "optimized", other)
+    optimize = onnx_rewrites.optimize
+    monkeypatch.setattr(onnx_rewrites, "optimize", other)
     model = model_of(onnx_rewrites.FOLDED)
     repaired = onnx_rewrites.RepairedOnnx(model, [sample_of(model)])
     repaired.apply([need(onnx_rewrites.FOLDED)])

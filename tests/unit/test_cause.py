@@ -16,12 +16,12 @@ from ci.explain.cause import (
     Cause,
     Proofs,
     cause_of,
-    explained,
     helps,
     of_divergence,
     of_scores,
     outcome_with_cause,
     proofs_of,
+    with_causes,
     with_suspects,
 )
 from ci.explain.divergence import DivergenceResult
@@ -330,5 +330,5 @@ def test_of_a_model_without_a_graph_no_fix_is_tried(error: ToolkitError, tmp_pat
     lane = StandInLane(tmp_path, gives=lambda model: green(50))
     model, program = replace(lane.model, search=True, verify=True), SimpleNamespace(soc="SM8650")
     with pytest.raises(type(error)):
-        explained(model, [program], [error], History())  # type: ignore[list-item]
+        with_causes(model, [program], [error], History())  # type: ignore[list-item]
     assert bool(lane.asked) == (not isinstance(error, NoGraph))

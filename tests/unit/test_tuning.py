@@ -66,7 +66,7 @@ class Chip:
         """By trying every set."""
         every = range(len(self.units))
         sets = (frozenset(chosen) for count in every for chosen in itertools.combinations(every, count))
-        return min(point.costs["ddr"] for point in map(self.point, sets) if goal.met(point))
+        return min(point.costs["ddr"] for point in map(self.point, sets) if goal.accepts(point))
 
 
 def chain(gains: Sequence[float], elements: int = 100) -> list[GroupScore]:
@@ -95,7 +95,7 @@ def tuned(chip: Chip, goal: Goal) -> Tuned:
 def test_the_chosen_set_holds_the_floor_at_nearly_the_least_cost(floor: float) -> None:
     chip, goal = Chip(units()), Goal(floor)
     found = tuned(chip, goal)
-    assert found.winner is not None and goal.met(found.winner)
+    assert found.winner is not None and goal.accepts(found.winner)
     most = chip.point(frozenset(range(len(GAINS)))).costs["ddr"]
     assert found.winner.costs["ddr"] - chip.least(goal) <= 0.05 * most
 
@@ -199,7 +199,7 @@ def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
 def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:
     goal = Goal(15.0)
     found = point(frozenset(), {"sqnr_db": 16.0, "slice_sqnr_db": 16.0}, {})
-    assert goal.met(found) and not goal.met(with_figure(found, "slice_sqnr_db", 3.0))
+    assert goal.accepts(found) and not goal.accepts(with_figure(found, "slice_sqnr_db", 3.0))
 
 
 def test_an_unreachable_floor_names_the_best_and_what_limits_it() -> None:

@@ -18,7 +18,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ci.child import doing
 from ci.explain.losses import Loss, ScoreRequest, Scores, scores_of
-from ci.explain.torch_graph import TorchGraph, normed, outputs_of, worst_losses
+from ci.explain.torch_graph import TorchGraph, norms_of, outputs_of, worst_losses
 from ci.lanes.executorch import QUANTIZED
 from ci.lanes.executorch.export import ChipModel, Failed
 from ci.lanes.executorch.orders import (
@@ -214,7 +214,7 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     quantizer.set_default_quant_config(_dtype(run.precision), **_how(run.per_channel, run.precision))
     with step_of("export"):
         exported: Any = chip_model.exported.program(sample).module()
-        floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
+        floats, folded = outputs_of(exported, copied(sample)), norms_of(exported.graph)
     mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
     unquantized = mixed.pop(FLOAT, Patterns("nodes", ()))
     patterns = [unquantized, *mixed.values()]

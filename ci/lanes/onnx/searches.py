@@ -116,7 +116,7 @@ def rewrite(order: OnnxOrder, files: ModelFiles, wanted: WantedRewrites) -> Mode
 def on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) -> list[list[Array]]:
     """The graph's outputs, compiled for a target."""
     names = [value.name for value in graph.model.graph.output]
-    rows = provider.on_htp(graph.source, *target, graph.fed())
+    rows = provider.on_htp(graph.source, *target, graph.feeds())
     return [[row[name] for name in names] for row in rows]
 
 
