@@ -37,8 +37,8 @@ class Accepted:
         """With these values of these subjects; what is None goes. All else stays."""
         subjects = dict(self.subjects)
         for subject, values in changes.items():
-            merged = {**subjects.pop(subject, {}), **values}
-            if entries := {name: value for name, value in merged.items() if value is not None}:
+            union = {**subjects.pop(subject, {}), **values}
+            if entries := {name: value for name, value in union.items() if value is not None}:
                 subjects[subject] = entries
         return replace(self, subjects=subjects)
 

@@ -74,9 +74,9 @@ def extract(
         members = source.infolist()
         if len(members) > MOST_MEMBERS:
             raise bad(archive, "", f"at most {MOST_MEMBERS} members", len(members))
-        placed = [(member, to) for member in members if (to := _destination(archive, member, place))]
-        files = [(member, to) for member, to in placed if not member.is_dir() and not _is_link(member)]
-        links = [(member, to) for member, to in placed if _is_link(member)]
+        places = [(member, to) for member in members if (to := _destination(archive, member, place))]
+        files = [(member, to) for member, to in places if not member.is_dir() and not _is_link(member)]
+        links = [(member, to) for member, to in places if _is_link(member)]
         total = sum(member.file_size for member, _ in files)
         if total > most_bytes:
             raise bad(archive, "", f"at most {most_bytes} bytes unpacked", total)
@@ -84,7 +84,7 @@ def extract(
         _require_room(into, files)
         progress.start(f"unpack {name or archive.name}", total)
         try:
-            for folder in _folders_of(placed):
+            for folder in _folders_of(places):
                 with _writing(archive, into, folder):
                     (into / folder).mkdir(exist_ok=True)
                     (into / folder).chmod(0o755)
@@ -132,10 +132,10 @@ def _is_link(member: ZipInfo) -> bool:
     return stat.S_ISLNK(member.external_attr >> 16)
 
 
-def _folders_of(placed: Sequence[tuple[ZipInfo, str]]) -> list[str]:
+def _folders_of(places: Sequence[tuple[ZipInfo, str]]) -> list[str]:
     """Each after its parent."""
     folders: set[str] = set()
-    for member, to in placed:
+    for member, to in places:
         path = to.removesuffix("/") if member.is_dir() else to.rpartition("/")[0]
         while path and path not in folders:
             folders.add(path)
@@ -174,15 +174,15 @@ def _write_files(
     # The largest first, so that no core is left alone with a large one at the end.
     largest_first = sorted(files, key=lambda file: file[0].file_size, reverse=True)
     with ThreadPoolExecutor(min(MOST_WORKERS, len(os.sched_getaffinity(0)))) as pool:
-        writing = [pool.submit(_write_file, source, into, member, to) for member, to in largest_first]
+        tasks = [pool.submit(_write_file, source, into, member, to) for member, to in largest_first]
         try:
-            for task in as_completed(writing):
+            for task in as_completed(tasks):
                 progress.advance(task.result().size)
         except BaseException:
             # Nobody removes the tree before the threads have ended.
             pool.shutdown(cancel_futures=True)
             raise
-    return [task.result() for task in writing]
+    return [task.result() for task in tasks]
 
 
 def _write_file(source: ZipFile, into: Path, member: ZipInfo, to: str) -> TreeFile:

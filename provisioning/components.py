@@ -246,10 +246,8 @@ def _check(component: str, path: Path, where: str, variable: str) -> None:
         names = sorted(entry.name for entry in path.iterdir())
         if is_root(component, path):
             return
-        listing = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
-        trouble = (
-            f"is not the root of {component}: expected {_landmark_words(component)} in it, found {listing}"
-        )
+        text = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
+        trouble = f"is not the root of {component}: expected {_landmark_words(component)} in it, found {text}"
     near = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     right = _nearby(component, near) if near != Path("/") else None
     raise EnvironmentLacking(f"{where}: {trouble}", fix=_export(variable, right))

@@ -130,8 +130,8 @@ def staleness(build: BuiltFrom) -> str:
         return ""
     names = sorted(name for name, _ in now.files.items() ^ build.state.files.items())
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    differing = f": {', '.join(names[:3])}{more}" if names else ""
-    return f"{build.tree} was built from {build.state}, and the tree is {now}{differing}"
+    difference = f": {', '.join(names[:3])}{more}" if names else ""
+    return f"{build.tree} was built from {build.state}, and the tree is {now}{difference}"
 
 
 def again(build: BuiltFrom) -> str:

@@ -192,8 +192,8 @@ class Transfer:
                 with disk_errors(ANOTHER_STORE, self.into.parent, total - offset):
                     if shutil.disk_usage(self.into.parent).free < total - offset:
                         raise OSError(errno.ENOSPC, "too little space")
-            received = self._stream(response, url, offset, digest, total)
-        return self._land(url, digest.hexdigest(), received, resumed=offset > 0)
+            size = self._stream(response, url, offset, digest, total)
+        return self._land(url, digest.hexdigest(), size, resumed=offset > 0)
 
     def _continuation(self) -> tuple[int, hashlib._Hash]:
         """How many bytes of the part file can be continued, and their hash. None without a known hash, as a
@@ -264,36 +264,36 @@ class Transfer:
         self, response: requests.Response, url: str, offset: int, digest: hashlib._Hash, total: int | None
     ) -> int:
         """Write and hash the body; returns the size of the file. After an error the part file stays."""
-        received, folder = offset, self.into.parent
-        self.progress.start(self.name, total, received)
-        with disk_errors(ANOTHER_STORE, folder, None if total is None else total - received):
+        size, folder = offset, self.into.parent
+        self.progress.start(self.name, total, size)
+        with disk_errors(ANOTHER_STORE, folder, None if total is None else total - size):
             # Unbuffered: a kill loses no byte that was counted.
-            out = self.part.open("ab" if received else "wb", buffering=0)
+            out = self.part.open("ab" if size else "wb", buffering=0)
         with out:
             try:
                 for block in body_of(response, self.patience):
-                    if total is not None and received + len(block) > total:
+                    if total is not None and size + len(block) > total:
                         raise IntegrityError(
                             f"{redact(url)}: more bytes than the expected {total} arrived; nothing was kept",
                             fix="this address has another file than the one named: try a mirror "
                             f"({MIRROR_VARIABLE})",
                         )
-                    with disk_errors(ANOTHER_STORE, folder, None if total is None else total - received):
+                    with disk_errors(ANOTHER_STORE, folder, None if total is None else total - size):
                         write_all(out.fileno(), block)
-                    received += len(block)
+                    size += len(block)
                     digest.update(block)
                     self.progress.advance(len(block))
             except IntegrityError:
                 self.part.unlink(missing_ok=True)
                 raise
-        if received == 0:
+        if size == 0:
             self.part.unlink(missing_ok=True)
             raise IntegrityError(
                 f"{redact(url)}: the server sent an empty file", fix=f"try a mirror ({MIRROR_VARIABLE})"
             )
-        if total is not None and received < total:
-            raise NetworkError(f"the transfer ended after {received} of {total} bytes")
-        return received
+        if total is not None and size < total:
+            raise NetworkError(f"the transfer ended after {size} of {total} bytes")
+        return size
 
     def _land(self, url: str, digest: str, size: int, *, resumed: bool) -> Fetched:
         if self.sha256 not in (None, digest):
@@ -318,17 +318,17 @@ def body_of(response: requests.Response, patience: Patience) -> Iterator[bytes]:
     """The body as it arrives, never decoded: sizes and hashes are of the bytes on the wire.
 
     A server that sends a few bytes a second is given up: a job would wait for hours."""
-    since, arrived = time.monotonic(), 0
+    since, count = time.monotonic(), 0
     while block := response.raw.read1(BLOCK, decode_content=False):
         yield block
-        arrived += len(block)
+        count += len(block)
         if (duration := time.monotonic() - since) >= patience.stall_timeout:
-            if arrived < patience.least_speed * duration:
+            if count < patience.least_speed * duration:
                 raise UpstreamError(
-                    f"{redact(response.url)}: {arrived} bytes arrived in {duration:.0f} s",
+                    f"{redact(response.url)}: {count} bytes arrived in {duration:.0f} s",
                     fix=f"try again later: it goes on from there; or name a mirror in {MIRROR_VARIABLE}",
                 )
-            since, arrived = time.monotonic(), 0
+            since, count = time.monotonic(), 0
 
 
 def fetch(

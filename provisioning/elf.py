@@ -326,8 +326,8 @@ def load(library: Path, library_path: str) -> Loading:
     process = captured([LOADER, library], env=environ)
     gaps = tuple(dict.fromkeys(_MISSING.findall(process.stdout)))
     versions = tuple(
-        LackingVersion(_plain(needing), version, _plain(provider.rpartition(": ")[2]))
-        for provider, version, needing in _VERSION.findall(process.stderr)
+        LackingVersion(_plain(user), version, _plain(provider.rpartition(": ")[2]))
+        for provider, version, user in _VERSION.findall(process.stderr)
     )
     failure = ""
     if process.returncode and not gaps and not versions:
@@ -345,11 +345,11 @@ def load_all(libraries: Mapping[Path, Elf], library_path: str) -> dict[Path, Loa
         name for path, elf in libraries.items() for name in elf.needed if name != (elf.soname or path.name)
     }
     loadings: dict[Path, Loading] = {}
-    reached: set[Path] = set()
+    files: set[Path] = set()
     for path in sorted(libraries, key=lambda path: bool({path.name, libraries[path].soname} & names)):
-        if _plain(path) not in reached:
+        if _plain(path) not in files:
             loadings[path] = load(path, library_path)
-            reached |= loadings[path].files
+            files |= loadings[path].files
     return loadings
 
 

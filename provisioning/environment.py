@@ -151,7 +151,7 @@ def resolve(
     notes: list[Note] = []
     roots: dict[str, Root] = {}
     pins = profile.pins
-    lacking: list[str] = []
+    gaps: list[str] = []
     for component, variable in COMPONENT_VARIABLES.items():
         pin = pins.get(component)
         if needs is None:
@@ -161,14 +161,14 @@ def resolve(
             is_needed = component in needs
         root = _users_root(component, is_needed, selection, environ, notes)
         if root is None:
-            stored = _from_store(component, variable, pin, selection, trees) if pin is not None else None
-            root = _named_or_stored(component, stored, selection, environ, notes)
+            tree = _from_store(component, variable, pin, selection, trees) if pin is not None else None
+            root = _named_or_stored(component, tree, selection, environ, notes)
         if root is not None:
             roots[component] = root
         elif is_needed:
-            lacking.append(component)
-    if lacking:
-        raise _lacking(lacking, profile, selection, environ, notes)
+            gaps.append(component)
+    if gaps:
+        raise _lacking(gaps, profile, selection, environ, notes)
     variables, path_entries = _variables(selection, roots, environ, notes, overlay)
     return Environment(
         profile=profile.name,
@@ -183,22 +183,22 @@ def resolve(
 
 
 def _lacking(
-    lacking: Sequence[str],
+    gaps: Sequence[str],
     profile: Profile,
     selection: Selection,
     environ: Mapping[str, str],
     notes: Sequence[Note],
 ) -> EnvironmentLacking:
     pins = profile.pins
-    labels = [f"{name} {pins[name].version}" if name in pins else name for name in lacking]
+    labels = [f"{name} {pins[name].version}" if name in pins else name for name in gaps]
     message = (
-        f"{_series(labels)} for {selection.target} {'is' if len(lacking) == 1 else 'are'} neither in the "
-        f"store ({selection.store}) nor named by {_series([COMPONENT_VARIABLES[name] for name in lacking])}"
+        f"{_series(labels)} for {selection.target} {'is' if len(gaps) == 1 else 'are'} neither in the "
+        f"store ({selection.store}) nor named by {_series([COMPONENT_VARIABLES[name] for name in gaps])}"
         + "".join(f"; {note}" for note in notes)
     )
-    components = [word for name in lacking for word in ("--component", name)]
-    absent = [name for name in lacking if name not in pins]
-    why = profile.why_lacking(selection.target) if QNN_SDK in lacking else ""
+    components = [word for name in gaps for word in ("--component", name)]
+    absent = [name for name in gaps if name not in pins]
+    why = profile.why_lacking(selection.target) if QNN_SDK in gaps else ""
     if absent:
         why = f"the profile {profile.name} has no {' and no '.join(absent)}"
     if why and profile.name != OFFICIAL_PROFILE:
@@ -206,7 +206,7 @@ def _lacking(
         fix = Fix("{}, and {} here as well", session("provision", *flags, *components), _OFFICIAL)
         return EnvironmentLacking(f"{message}; {why}", fix=fix)
     flags = provision_flags(selection, environ)
-    if any(name in profile.optional for name in lacking):
+    if any(name in profile.optional for name in gaps):
         flags += components
     return EnvironmentLacking(message, fix=session("provision", *flags))
 
@@ -266,8 +266,8 @@ def _consents(selection: Selection, only: Collection[str] = ()) -> list[str]:
 
 def serves(component: str, targets: Collection[str]) -> bool:
     """Whether one of the targets needs it; none stands for all. One that names no target is for all."""
-    needing = KINDS[component].needed_by
-    return not targets or not needing or bool(set(targets).intersection(needing))
+    users = KINDS[component].needed_by
+    return not targets or not users or bool(set(targets).intersection(users))
 
 
 def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
@@ -336,7 +336,7 @@ def _users_root(
 
 
 def _named_or_stored(
-    component: str, stored: Root | None, selection: Selection, environ: Mapping[str, str], notes: list[Note]
+    component: str, tree: Root | None, selection: Selection, environ: Mapping[str, str], notes: list[Note]
 ) -> Root | None:
     """The profile's tree, or the other tree of the store that the user's variable names.
 
@@ -348,14 +348,14 @@ def _named_or_stored(
     variable = COMPONENT_VARIABLES[component]
     value = environ.get(variable)
     if not value or not _in_store(value, variable, selection.store):
-        return stored
-    if stored is not None and _same(value, str(stored.path)):
-        return stored
+        return tree
+    if tree is not None and _same(value, str(tree.path)):
+        return tree
     if profile := environ.get("QNN_CI_PROFILE"):
-        use = f"uses {stored.path}" if stored else "has none"
+        use = f"uses {tree.path}" if tree else "has none"
         text = f"{variable}={value}, a tree of the store that was set for profile {profile}, is ignored;"
         notes.append(Note(f"{text} profile {selection.profile} {use}"))
-        return stored
+        return tree
     return Root(adopt(component, value, variable).path, "directory", variable)
 
 
@@ -390,8 +390,8 @@ def _variables(
     before = environ.get("LD_LIBRARY_PATH", "")
     if (libraries := _library_path(sdk, before, notes)) or before:
         variables["LD_LIBRARY_PATH"] = libraries
-    if preloaded := environ.get("LD_PRELOAD", ""):
-        variables["LD_PRELOAD"] = _preload(sdk, preloaded, notes)
+    if value := environ.get("LD_PRELOAD", ""):
+        variables["LD_PRELOAD"] = _preload(sdk, value, notes)
     # No stage reads it; QNN's own tools and scripts do, beside QNN_SDK_ROOT.
     qairt = environ.get("QAIRT_SDK_ROOT", "")
     if qairt and environ.get("QNN_SDK_ROOT") and not _same(qairt, str(sdk)):
@@ -418,7 +418,7 @@ def _variables(
     return variables, tuple(entries)
 
 
-def _library_path(sdk: Path, existing: str, notes: list[Note]) -> str:
+def _library_path(sdk: Path, entries: str, notes: list[Note]) -> str:
     """The host's libraries of this SDK, then the user's own entries that do not conflict with them."""
     ours = str(sdk / "lib" / HOST_LIBRARIES)
     if special := _LOADER_SPECIAL.search(ours):
@@ -429,7 +429,7 @@ def _library_path(sdk: Path, existing: str, notes: list[Note]) -> str:
     folders = [ours] if Path(ours).is_dir() else []
     if not folders:
         notes.append(Note(f"{ours} is not there, so nothing of this SDK runs on the host"))
-    for entry in re.split("[:;]", existing) if existing else []:
+    for entry in re.split("[:;]", entries) if entries else []:
         if not entry:
             notes.append(Note("an empty entry of LD_LIBRARY_PATH, the current directory, is left out"))
         elif why := _why_left_out(entry, ours):
@@ -448,11 +448,11 @@ def _why_left_out(entry: str, ours: str) -> str:
     return f"{entry} is of another QNN SDK" if has_qnn and not _same(entry, ours) else ""
 
 
-def _preload(sdk: Path, existing: str, notes: list[Note]) -> str:
+def _preload(sdk: Path, entries: str, notes: list[Note]) -> str:
     """What the user has loaded before all else, without the libraries of another QNN SDK."""
     ours = sdk / "lib" / HOST_LIBRARIES
     libraries = []
-    for entry in filter(None, re.split("[: ]", existing)):
+    for entry in filter(None, re.split("[: ]", entries)):
         folder, name = os.path.split(entry)
         # One without a folder is looked for in LD_LIBRARY_PATH, where ours come first.
         if name.startswith(("libQnn", "libHtp")) and folder and not _same(folder, str(ours)):
@@ -465,11 +465,11 @@ def _preload(sdk: Path, existing: str, notes: list[Note]) -> str:
 
 def _dsp_path(target: str, environ: Mapping[str, str], notes: list[Note]) -> str:
     ours = environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[target]
-    existing = environ.get("ADSP_LIBRARY_PATH", "")
-    if ":" in existing:
+    value = environ.get("ADSP_LIBRARY_PATH", "")
+    if ":" in value:
         text = "FastRPC splits ADSP_LIBRARY_PATH at `;`, not at `:`; it was split at both"
         notes.append(Note(text, "ADSP_LIBRARY_PATH"))
-    entries = [ours, *re.split("[:;]", existing), *DEVICE_DSP_DIRECTORIES[target]]
+    entries = [ours, *re.split("[:;]", value), *DEVICE_DSP_DIRECTORIES[target]]
     return ";".join(dict.fromkeys(entry for entry in entries if entry))
 
 

@@ -225,9 +225,9 @@ class Faults(Model):
 @cache
 def load_faults() -> tuple[Fault, ...]:
     """With the figures that their scripts printed."""
-    accepted = load_accepted(FIGURES, SHIPPED)
+    figures = load_accepted(FIGURES, SHIPPED)
     return tuple(
-        fault.model_copy(update={"figure": str(accepted.of(fault.id).get("figure", ""))})
+        fault.model_copy(update={"figure": str(figures.of(fault.id).get("figure", ""))})
         for fault in load(MANIFEST, Faults).fault
     )
 

@@ -30,8 +30,8 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
 def flags(store: Path, components: Iterable[Component]) -> list[str]:
     """The flags with which these components, which are not in the store, can be fetched into it."""
     absent = list(components)
-    lacking = open_licences(store, absent)
-    accepting = [word for licence in lacking for word in (FLAG, licence)]
+    ids = open_licences(store, absent)
+    accepting = [word for licence in ids for word in (FLAG, licence)]
     return accepting + ([] if all(component.pinned for component in absent) else [TRUST])
 
 
@@ -64,36 +64,36 @@ def acceptances(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -
 
 
 def open_licences(
-    store: Path, components: Iterable[Component], accepted: Collection[str] = ()
+    store: Path, components: Iterable[Component], consents: Collection[str] = ()
 ) -> dict[str, Licence]:
     """Licences of these components that are neither on record nor accepted now, by id."""
     have = recorded(store)
     return {
         pin.licence.id: pin.licence
         for pin in components
-        if pin.licence is not None and pin.licence.id not in have and pin.licence.id not in accepted
+        if pin.licence is not None and pin.licence.id not in have and pin.licence.id not in consents
     }
 
 
-def require(store: Path, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
+def require(store: Path, components: Mapping[str, Component], consents: Mapping[str, str]) -> None:
     """Record new acceptances, or refuse these components and name every licence that is missing."""
-    lacking = open_licences(store, components.values(), accepted)
-    if lacking:
+    ids = open_licences(store, components.values(), consents)
+    if ids:
         under = [
             f"{name} {component.version} comes under a licence that was not accepted yet: "
             f"{component.licence.title} ({component.licence.url})"
             for name, component in components.items()
-            if component.licence is not None and component.licence.id in lacking
+            if component.licence is not None and component.licence.id in ids
         ]
-        flags = " ".join(f"{FLAG} {licence}" for licence in lacking)
+        flags = " ".join(f"{FLAG} {licence}" for licence in ids)
         raise EnvironmentLacking(
             "; ".join(under),
-            fix=f"read {'it' if len(lacking) == 1 else 'them'}, then add `{flags}` or set "
-            f"{VARIABLE}={','.join(lacking)}",
+            fix=f"read {'it' if len(ids) == 1 else 'them'}, then add `{flags}` or set "
+            f"{VARIABLE}={','.join(ids)}",
         )
     for name, component in components.items():
         if component.licence is not None and component.licence.id not in recorded(store):
-            _record(store, name, component.version, component.licence, accepted[component.licence.id])
+            _record(store, name, component.version, component.licence, consents[component.licence.id])
 
 
 def _record(store: Path, component: str, version: str, licence: Licence, means: str) -> None:

@@ -167,14 +167,14 @@ class PythonEnvironments:
     def install_torch(self, home: Path, requirement: str, uv: str | None) -> None:
         """The CPU build of the user's index, else of PyTorch's, else its own: only those on record."""
         cpu, index = self.torch / "cpu.txt", self.torch / "index.txt"
-        for recorded in (cpu, index):
-            if not re.search(rf"^{re.escape(requirement)}(\+cpu)? ", _text(recorded), re.MULTILINE):
-                message = f"{recorded} has no {requirement}"
+        for lock in (cpu, index):
+            if not re.search(rf"^{re.escape(requirement)}(\+cpu)? ", _text(lock), re.MULTILINE):
+                message = f"{lock} has no {requirement}"
                 raise EnvironmentLacking(message, fix=ACCEPT)
         python = home / "bin" / "python"
         output = ""
-        for recorded, pytorchs in ((cpu, False), (cpu, True), (index, False)):
-            if recorded == index:
+        for lock, pytorchs in ((cpu, False), (cpu, True), (index, False)):
+            if lock == index:
                 why = "not on record" if _differs(output) else "not to be had"
                 self.log(f"a CPU build of torch is {why}; trying the index's own, of several GB")
                 _require_room(home, TORCH_OF_INDEX_MB)
@@ -183,7 +183,7 @@ class PythonEnvironments:
                 if uv is None or pip_settings.no_index(os.environ):
                     continue
                 command.append("--torch-backend=cpu")
-            _, attempt = _attempt([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
+            _, attempt = _attempt([*command, "--no-deps", "--require-hashes", "-r", str(lock)])
             if _has_torch(home):
                 return
             _raise_known(attempt, home)
@@ -323,7 +323,7 @@ def lock_path(environment: str) -> Path:
     return LOCKS / f"{environment}.txt"
 
 
-def cpu_wheel(python: str, recorded: Path) -> str:
+def cpu_wheel(python: str, record: Path) -> str:
     """The address, with its hash, of PyTorch's own CPU build for x86-64 Linux and a Python such as "3.11".
 
     Empty if that is not on record or cannot be had."""
@@ -333,7 +333,7 @@ def cpu_wheel(python: str, recorded: Path) -> str:
 
     command = [require_uv(), "pip", "compile", "-", "--quiet", "--no-deps", PYTORCHS_INDEX]
     command += ["--python-version", python, "--python-platform", "x86_64-unknown-linux-gnu"]
-    for entry in entries_of(recorded):
+    for entry in entries_of(record):
         with tempfile.TemporaryDirectory() as folder:
             lock = Path(folder, "pylock.toml")
             captured([*command, "--output-file", str(lock)], input=entry.line, cwd=folder, env=_variables())

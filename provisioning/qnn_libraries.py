@@ -106,8 +106,8 @@ class LibraryTable(Model):
     def directory(self, name: str) -> tuple[Directory, int | None] | None:
         """The row of a directory under lib/, and its Hexagon arch; None if no row fits."""
         for directory in self.directories:
-            if fitting := re.fullmatch(directory.match, name):
-                arch = fitting.groupdict().get("arch")
+            if match := re.fullmatch(directory.match, name):
+                arch = match.groupdict().get("arch")
                 return directory, int(arch) if arch else None
         return None
 
@@ -273,9 +273,9 @@ class Library:
     @property
     def system(self) -> System | None:
         """The operating system that loads it: by its directory, else by the file's own headers."""
-        described = table().directory(self.directory)
-        if described is not None:
-            return described[0].system
+        row = table().directory(self.directory)
+        if row is not None:
+            return row[0].system
         if self.pe is not None:
             return "aarch64-windows"
         if self.elf is None:
@@ -337,15 +337,15 @@ def _not_read(path: Path, place: str, error: OSError) -> Library:
 
 def _candidates(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path, str]]:
     inside = os.path.realpath(root)
-    walked: set[str] = set()
+    folders: set[str] = set()
     for directory, directories, names in os.walk(root, onerror=onerror, followlinks=True):
         # A link to a directory may repeat a part of the tree, form a circle, or lead to a directory that
         # contains the tree.
         real = os.path.realpath(directory)
-        if real in walked or (real != inside and _within(inside, real)):
+        if real in folders or (real != inside and _within(inside, real)):
             directories.clear()
             continue
-        walked.add(real)
+        folders.add(real)
         directories.sort()
         for name in sorted(names):
             if not LIBRARY.fullmatch(name):

@@ -87,17 +87,17 @@ class FileSource(Model):
         unpinned = downloads / f"{hashlib.sha256(self.address.encode()).hexdigest()[:12]}-{self.name}"
         if self.pin is None:
             return unpinned
-        pinned = downloads / self.pin
-        if unpinned.is_file() and not pinned.exists():
+        place = downloads / self.pin
+        if unpinned.is_file() and not place.exists():
             with suppress(FileNotFoundError):  # another process was first
-                unpinned.replace(pinned)
-        return pinned
+                unpinned.replace(place)
+        return place
 
-    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[TreeFile]:
+    def unpack(self, download: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[TreeFile]:
         """Put the files that `place` gives a destination below `into`."""
         from provisioning.archive import extract
 
-        return extract(fetched, into, place, progress=progress, name=self.name)
+        return extract(download, into, place, progress=progress, name=self.name)
 
 
 class Archive(FileSource):
@@ -313,14 +313,14 @@ class Git(Model):
         into = self.landing_place(downloads)
         return Fetched(into, checkout(self, into, progress), 0)
 
-    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[TreeFile]:
+    def unpack(self, folder: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[TreeFile]:
         entries = []
-        for path in files_of(fetched, self):
+        for path in files_of(folder, self):
             if (destination := place(path)) is None:
                 continue
             target = into / destination
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(fetched / path, target, follow_symlinks=False)
+            shutil.copy2(folder / path, target, follow_symlinks=False)
             size = target.lstat().st_size
             if target.is_symlink():
                 link = os.readlink(target)  # noqa: PTH115  a Path would normalise the text
@@ -355,14 +355,14 @@ def checkout(source: Git, into: Path, progress: Progress = SILENT) -> str:
                 fix=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
             )
         return present
-    building = into.with_name(f"{into.name}.part")
+    part = into.with_name(f"{into.name}.part")
     # A kill may leave what git itself cannot continue.
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     progress.start(f"{redact(source.url)} {source.tag}", None)
     try:
-        commit = _build(source, building)
-        building.rename(into)
+        commit = _build(source, part)
+        part.rename(into)
     finally:
         progress.finish()
     return commit
@@ -379,12 +379,12 @@ def files_of(checkout: Path, source: Git) -> list[str]:
     )
 
 
-def _build(source: Git, building: Path) -> str:
-    _git(["init", "--quiet"], building, source)
+def _build(source: Git, part: Path) -> str:
+    _git(["init", "--quiet"], part, source)
     # The tag and not the commit, which alone does not show its version.
     tag = f"refs/tags/{source.tag}"
-    _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, tag], building, source)
-    commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], building, source)
+    _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, tag], part, source)
+    commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], part, source)
     if source.commit not in (None, commit):
         raise IntegrityError(
             f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {commit}: "
@@ -392,19 +392,19 @@ def _build(source: Git, building: Path) -> str:
             fix="find out which before you change the pin; a tree of your own is used when its variable "
             "names it",
         )
-    _git(["checkout", "--quiet", "--force", "--detach", commit], building, source)
-    if (building / ".gitmodules").is_file():
+    _git(["checkout", "--quiet", "--force", "--detach", commit], part, source)
+    if (part / ".gitmodules").is_file():
         # Relative submodule addresses are resolved against the origin.
-        _git(["config", "remote.origin.url", source.url], building, source)
+        _git(["config", "remote.origin.url", source.url], part, source)
         _git(
             ["submodule", "--quiet", "update", "--init", "--recursive", "--depth=1", "--force", "--jobs=4"],
-            building,
+            part,
             source,
         )
-    head = _git(["rev-parse", "HEAD"], building, source)
-    if head != commit or _git(["status", "--porcelain", "--untracked-files=no"], building, source):
+    head = _git(["rev-parse", "HEAD"], part, source)
+    if head != commit or _git(["status", "--porcelain", "--untracked-files=no"], part, source):
         raise IntegrityError(
-            f"{building}: the checkout of {commit} is not clean", fix=f"remove {building} and try again"
+            f"{part}: the checkout of {commit} is not clean", fix=f"remove {part} and try again"
         )
     return commit
 

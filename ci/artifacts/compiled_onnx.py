@@ -85,11 +85,11 @@ def parse_model(data: bytes, path: Path) -> CompiledModel:
     notes = {entry.key: entry.value for entry in model.metadata_props}
     nodes = _Nodes(path, *arch_and_soc(notes.get(COMPATIBILITY, "")))
     kernels = Counter(node.op_type for node in graph.node if node.op_type != CONTEXT_OPERATOR)
-    compiled = tuple(nodes.read(node) for node in graph.node if node.op_type == CONTEXT_OPERATOR)
-    if not compiled and not kernels:
+    rows = tuple(nodes.read(node) for node in graph.node if node.op_type == CONTEXT_OPERATOR)
+    if not rows and not kernels:
         first = f"it begins {data[:8].hex(' ')}" if data else "it is empty"
         raise Malformed(f"no graph with nodes ({first})")
-    if not compiled:
+    if not rows:
         raise CheckFailed(
             f"{path}: an ONNX model that is not compiled: it has no {CONTEXT_OPERATOR} node",
             fix=session("compile", path, "--soc", "SM8650", "-o", "OUT"),
@@ -102,7 +102,7 @@ def parse_model(data: bytes, path: Path) -> CompiledModel:
         inputs=tuple(_tensor(value) for value in graph.input if value.name not in constants),
         outputs=tuple(map(_tensor, graph.output)),
         kernels=dict(kernels.most_common()),
-        nodes=compiled,
+        nodes=rows,
     )
 
 
@@ -138,16 +138,16 @@ class _Nodes:
         from provisioning.manifest import load_socs
 
         attributes = {attribute.name: attribute for attribute in node.attribute}
-        stored = _stored(attributes)
-        if stored is None:
+        value = _stored(attributes)
+        if value is None:
             return ContextNode(node.name, False, "", None)
-        context = self._context_file(stored) if isinstance(stored, str) else context_of(memoryview(stored))
+        context = self._context_file(value) if isinstance(value, str) else context_of(memoryview(value))
         version = attributes["ep_sdk_version"].s if "ep_sdk_version" in attributes else b""
         names = sorted(name for name, soc in load_socs().items() if soc.id == self.soc_id)
         return ContextNode(
             node.name,
             True,
-            stored if isinstance(stored, str) else "",
+            value if isinstance(value, str) else "",
             replace(
                 context,
                 build_ids=tuple(sorted({*context.build_ids, *distinct(BUILD_ID, version)})),

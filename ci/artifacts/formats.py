@@ -119,9 +119,9 @@ def _model_class() -> Any:
 
     file = descriptor_pb2.FileDescriptorProto(name="onnx.proto")
     for message, fields in ONNX.items():
-        described = file.message_type.add(name=message)
+        form = file.message_type.add(name=message)
         for field, (number, kind) in fields.items():
-            row = described.field.add(name=field, number=number)
+            row = form.field.add(name=field, number=number)
             row.label = row.LABEL_REPEATED if field in LISTS else row.LABEL_OPTIONAL
             if kind in ONNX:
                 row.type_name = kind

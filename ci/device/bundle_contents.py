@@ -336,9 +336,9 @@ def read_bundle(folder: Path) -> Bundle:
     return bundle
 
 
-def check_files(folder: Path, recorded: Mapping[str, str], fix: str) -> None:
+def check_files(folder: Path, digests: Mapping[str, str], fix: str) -> None:
     """Raise CheckFailed for a file that is missing, or has another hash than its manifest says."""
-    for place, sha256 in recorded.items():
+    for place, sha256 in digests.items():
         path = folder / place
         actual = hash_file(path) if path.is_file() else "no such file"
         if actual != sha256:

@@ -206,9 +206,9 @@ def stage_inputs(list_path: Path, scratch: Path) -> dict[str, Path]:
             lines.append(" ".join(names))
     if not lines:
         raise UsageError(f"--inputs {list_path}: expected a line for each inference, found none")
-    rewritten = scratch / "list.txt"
-    rewritten.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return {**files, INPUT_LIST: rewritten}
+    list_file = scratch / "list.txt"
+    list_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return {**files, INPUT_LIST: list_file}
 
 
 def push(device: Device, folder: str, files: Mapping[str, Path]) -> dict[str, Metric]:
@@ -225,12 +225,12 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> dict[str, Me
     places = [place for place, artifact in artifacts.items() if digests.get(place) != artifact.sha256]
     if places:
         device.push({place: files[place] for place in places}, folder)
-        arrived = hashes(device, folder, places)
+        results = hashes(device, folder, places)
         for place in places:
-            if arrived.get(place) != artifacts[place].sha256:
+            if results.get(place) != artifacts[place].sha256:
                 raise UpstreamError(
                     f"{device.name}: {folder}/{place}: expected {artifacts[place].sha256} after pushing, "
-                    f"found {arrived.get(place, 'no such file')}",
+                    f"found {results.get(place, 'no such file')}",
                     fix="check that the device has space left (df -h), then run it again",
                 )
     size = sum(artifacts[place].size for place in places)

@@ -135,17 +135,17 @@ class Ssh:
         return _answer(output, self.name, quoted("ssh", self.destination))
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
-        with tempfile.TemporaryFile() as packed:
-            with tarfile.open(fileobj=packed, mode="w", dereference=True) as tar:
+        with tempfile.TemporaryFile() as archive:
+            with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
                 for place, path in files.items():
                     tar.add(path, place, filter=_plain)
-            packed.seek(0)
-            self._ssh(f"tar -C {shlex.quote(folder)} -xf -", packed, _time_for(files))
+            archive.seek(0)
+            self._ssh(f"tar -C {shlex.quote(folder)} -xf -", archive, _time_for(files))
 
     def pull(self, folder: str, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
-        packed = self._ssh(f"tar -C {shlex.quote(folder)} -cf - .", None, SECONDS)
-        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        data = self._ssh(f"tar -C {shlex.quote(folder)} -cf - .", None, SECONDS)
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for member in tar:
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None:

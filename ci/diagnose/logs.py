@@ -401,9 +401,9 @@ def plain_text(text: bytes) -> bytes:
     """Without what is put around its lines, in English, with the same number of lines."""
     text = DECORATION.sub(b"", text)
     if b"&" in text:
-        text = ENTITY.sub(lambda found: ENTITIES[found[1]], text)
+        text = ENTITY.sub(lambda match: ENTITIES[match[1]], text)
     if not text.isascii():
         text = text.replace(b"\xc2\xa0", b" ")
-        for translated, english in table().english.items():
-            text = text.replace(translated, english)
+        for words, english in table().english.items():
+            text = text.replace(words, english)
     return text

@@ -127,8 +127,8 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         return results
     # Most logs of a folder are of steps that went well: show those with something known, else with trouble.
     answers = [result for result in results if result.explanations or result.operators]
-    troubled = [result for result in results if result.trouble]
-    return answers or troubled or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
+    failures = [result for result in results if result.trouble]
+    return answers or failures or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
 
 
 def _of_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:
@@ -306,10 +306,10 @@ def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
     from provisioning.archive import DAMAGE
 
     try:
-        opened = zipfile.ZipFile(path)
+        container = zipfile.ZipFile(path)
     except DAMAGE as error:
         raise zipfile.BadZipFile(error) from error
-    with opened as archive:
+    with container as archive:
         # GitHub's archive contains each job's whole log, and each of its steps again in the job's folder.
         infos = [info for info in archive.infolist() if _is_log(info.filename)]
         logs = [info for info in infos if "/" not in info.filename] or infos
@@ -322,11 +322,11 @@ def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
                     fix="unpack it yourself, and give the failing log or its last part",
                 )
             try:
-                packed = archive.open(info)
+                member = archive.open(info)
             except DAMAGE as error:
                 # It wants a password, or is packed in a way that Python does not know.
                 raise UsageError(f"{inside}: {error}", fix="unpack it yourself, and give the log") from error
-            with packed as log:
+            with member as log:
                 yield inside, cast("BinaryIO", log), info.file_size
 
 

@@ -55,12 +55,12 @@ def without_secrets(text: str, environ: Mapping[str, str]) -> str:
 
 def failed_report(folder: Path) -> Report | None:
     """That of the first stage with errors, of a folder of reports."""
-    failed = list[Report]()
+    reports = list[Report]()
     for path in folder.glob("*.json"):
         with suppress(ValueError):  # it may be another document
             report = Report.read(path)
-            failed += [report] if errors_of([report]) else []
-    return min(failed, key=lambda report: report.started, default=None)
+            reports += [report] if errors_of([report]) else []
+    return min(reports, key=lambda report: report.started, default=None)
 
 
 def log_of(report: Report, folder: Path) -> Path | None:

@@ -249,11 +249,11 @@ def _dependencies(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
     """Android's loader looks beside a library, and among those that the phone has for every app."""
     phones = [library for library in libraries if library.abi == PHONES]
     names = {library.name for library in phones}
-    provided = qnn_libraries.device_table().provides("aarch64-android")
+    system_names = qnn_libraries.device_table().provides("aarch64-android")
     for library in phones:
         if library.elf is None or library.elf.machine != elf.AARCH64:
             continue
-        gaps = [name for name in library.elf.needed if name not in names and name not in provided]
+        gaps = [name for name in library.elf.needed if name not in names and name not in system_names]
         if gaps:
             message = f"it needs {', '.join(gaps)}, which is neither beside it nor of Android"
             yield _finding("package-missing", library.place, message, f"put it into {library.folder}")

@@ -90,17 +90,17 @@ def _inspect(args: argparse.Namespace) -> int:
         return _show(file, "dlc", _dlc(read_dlc(file)))
     contents: Inside = read_model(file) if file.suffix == ".onnx" else read(file)
     loading = against(contents, args.against) if args.against else None
-    extracted: list[Path] = []
+    files: list[Path] = []
     if args.extract:
         if not isinstance(contents, CompiledProgram):
             raise UsageError(
                 f"--extract is for ExecuTorch's programs, and {file} is none",
                 fix="leave it out: a context binary is one itself, and lies beside a compiled .onnx",
             )
-        extracted = extract(file, contents, args.extract)
+        files = extract(file, contents, args.extract)
     answer.add(file=str(file), kind=KINDS[type(contents)], **asdict(contents))
     sys.stdout.writelines(f"{in_line(line)}\n" for line in described(file, contents))
-    sys.stdout.writelines(f"extracted {in_line(str(path))}\n" for path in extracted)
+    sys.stdout.writelines(f"extracted {in_line(str(path))}\n" for path in files)
     if loading:
         answer.add(against={"sdk": str(args.against), **asdict(loading)})
         word = "can load it" if loading.loads else "cannot load it"
@@ -192,12 +192,12 @@ def _delegate(index: int, delegate: Delegate) -> Iterator[str]:
         place = f"segment {delegate.segment} at {delegate.offset:,}"
     yield f"delegate {index}: {delegate.backend} of {delegate.method}, {delegate.size:,} bytes, {place}"
     if options := delegate.options:
-        prepared = "on the device (online)" if options.online_prepare else "ahead of time"
+        moment = "on the device (online)" if options.online_prepare else "ahead of time"
         htp = f"HTP v{options.arch}, {options.vtcm_mb} MB VTCM"
         processor = htp if options.processor == "htp" else options.processor.upper()
         yield (
             f"  compiled for SoC id {options.soc_id}{_by_id(options.soc_id)}, {processor}, "
-            f"{options.precision}, prepared {prepared}"
+            f"{options.precision}, prepared {moment}"
         )
     if delegate.context:
         yield from _context(delegate.context, "  ")

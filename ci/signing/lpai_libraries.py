@@ -103,7 +103,7 @@ def to_sign(
         raise UsageError("no library is named", fix="name them with --library")
     by_name = {path.name: path for path in paths}
     files = list(by_name.values())
-    lacking: list[tuple[NeededLibrary, str]] = []
+    gaps: list[tuple[NeededLibrary, str]] = []
     for library in load_table().libraries:
         if library.name in by_name or (library.direct and not direct):
             continue
@@ -113,11 +113,11 @@ def to_sign(
         if matches:
             files.append(max(matches, key=lambda path: version_key(".".join(re.findall(r"\d+", str(path))))))
         else:
-            lacking.append((library, str(root.path / pattern) if root else f"no {library.component}"))
-    if lacking:
-        searched = "; ".join(f"{library.name} ({where})" for library, where in lacking)
+            gaps.append((library, str(root.path / pattern) if root else f"no {library.component}"))
+    if gaps:
+        rows = "; ".join(f"{library.name} ({where})" for library, where in gaps)
         raise EnvironmentLacking(
-            f"{len(lacking)} of the libraries to sign are not there: {searched}",
+            f"{len(gaps)} of the libraries to sign are not there: {rows}",
             fix=f"{_profile_that_signs()}, whose SDK has them, or name each with --library FILE",
         )
     return _distinct(files)

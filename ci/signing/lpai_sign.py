@@ -117,11 +117,11 @@ def _sign_one(source: Path, signer: Signer, work: Path, into: Path) -> tuple[Pat
     work.mkdir()
     result = signer.library(source, work)
     place = into / source.name
-    verified = verification.verify_file(result, verification.ExpectedSignature(root=signer.root))
+    verdict = verification.verify_file(result, verification.ExpectedSignature(root=signer.root))
     waivers = (verification.SIGNATURE, verification.ROOT)
     findings = [
         finding
-        for finding in verification.findings_of(place, verified, waivers=waivers)
+        for finding in verification.findings_of(place, verdict, waivers=waivers)
         # The signer is known, because it signed just now.
         if finding.rule not in (verification.SIGNER_KNOWN, verification.SIGNER_UNKNOWN)
     ]

@@ -173,7 +173,7 @@ def converse(
     """Run elfsigner and answer its questions as `consent` says; returns its exit status and its output.
 
     It leads a session of its own, which ends with it, however it ends."""
-    output, answered = bytearray(), 0
+    output, position = bytearray(), 0
     deadline = time.monotonic() + signer.seconds
     with subprocess.Popen(
         command,
@@ -195,10 +195,10 @@ def converse(
                     output += chunk
                 elif is_over:
                     return child.returncode, _text(output)
-                elif _QUESTION.search(_text(output[answered:]).rstrip()):
+                elif _QUESTION.search(_text(output[position:]).rstrip()):
                     start = time.monotonic()
-                    _answer(child.stdin, _text(output[answered:]), signer)
-                    answered = len(output)
+                    _answer(child.stdin, _text(output[position:]), signer)
+                    position = len(output)
                     # Reading the terms does not count.
                     deadline += time.monotonic() - start
                 else:
@@ -326,8 +326,8 @@ def rehearse(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> b
         bytes(digest_size),
         *signed_library.segment_digests(data, elf, verification.DIGEST),
     ]
-    covered = mbn.v6_signed_part(metadata, b"".join(digests), verification.REHEARSAL_SIZE, len(chain))
-    blob = covered + verification.sign_rehearsal(signer.key, covered) + chain
+    part = mbn.v6_signed_part(metadata, b"".join(digests), verification.REHEARSAL_SIZE, len(chain))
+    blob = part + verification.sign_rehearsal(signer.key, part) + chain
     return b"".join((head, bytes(start - len(head)), blob, bytes(shift - start - len(blob)), bytes(body)))
 
 

@@ -179,11 +179,11 @@ def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
 
     Raises BadLibrary for section headers or a section outside the file."""
     view = memoryview(data)
-    hashed = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
+    spans = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
     areas = list(_sections(view, signed.elf))
     gaps: list[Range] = []
     at = 0
-    for start, end in [*hashed, (len(view), len(view))]:
+    for start, end in [*spans, (len(view), len(view))]:
         if start > at:
             gaps += _described(view, at, start, areas)
         at = max(at, end)

@@ -126,10 +126,10 @@ class Verification:
 
     @property
     def signer(self) -> SignedBy:
-        failed = {check.part for check in self.failed}
-        if UNSIGNED in failed:
+        parts = {check.part for check in self.failed}
+        if UNSIGNED in parts:
             return SignedBy.UNSIGNED
-        if failed & set(INTEGRITY):
+        if parts & set(INTEGRITY):
             return SignedBy.DAMAGED
         if self.rehearsal:
             return SignedBy.REHEARSAL
@@ -224,9 +224,9 @@ def _hashes(data: Bytes, signed: Signed) -> Iterator[SignatureCheck]:
         )
         return
     entries = [table[at : at + size] for at in range(0, len(table), size)]
-    computed = signed_library.segment_digests(data, signed.elf, algorithm)
+    digests = signed_library.segment_digests(data, signed.elf, algorithm)
     problems = {HASH_TABLE: list[str](), HEADERS: list[str](), SEGMENTS: list[str]()}
-    for index, (entry, digest) in enumerate(zip(entries, computed, strict=True)):
+    for index, (entry, digest) in enumerate(zip(entries, digests, strict=True)):
         if entry == digest:
             continue
         segment = signed.elf.segments[index]
@@ -245,7 +245,7 @@ def _hashes(data: Bytes, signed: Signed) -> Iterator[SignatureCheck]:
         problems[HEADERS].append("nothing covers the ELF header and program headers")
     yield from _verdict(HASH_TABLE, problems[HASH_TABLE], f"{count} entries, {algorithm.upper()}")
     yield from _verdict(HEADERS, problems[HEADERS], "ELF header and program headers")
-    yield from _verdict(SEGMENTS, problems[SEGMENTS], f"{sum(map(any, computed))} hashed ranges agree")
+    yield from _verdict(SEGMENTS, problems[SEGMENTS], f"{sum(map(any, digests))} hashed ranges agree")
 
 
 def chain_of(signed: Signed) -> tuple[list[x509.Certificate], str]:

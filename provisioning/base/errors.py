@@ -55,8 +55,8 @@ class UnknownName(UsageError):
         names = sorted(candidates)
         close = difflib.get_close_matches(name, names)
         # Two exchanged characters are nearer than another one.
-        exchanged = [word for word in names if sorted(word.lower()) == sorted(name.lower())]
-        self.name, self.near = name, next(iter([*exchanged, *close]), "")
+        swaps = [word for word in names if sorted(word.lower()) == sorted(name.lower())]
+        self.name, self.near = name, next(iter([*swaps, *close]), "")
         hint = f"did you mean {self.near}?" if self.near else f"use one of: {', '.join(names)}"
         super().__init__(message, fix=hint)
 
@@ -105,10 +105,10 @@ def exit_code_of(*, good: bool) -> int:
 def causes(error: BaseException) -> Iterator[BaseException]:
     """The error and all that it came from, each once. urllib3 hides causes in arguments and in `reason`."""
     ids: set[int] = set()
-    waiting: list[object] = [error]
-    while waiting:
-        cause = waiting.pop(0)
+    queue: list[object] = [error]
+    while queue:
+        cause = queue.pop(0)
         if isinstance(cause, BaseException) and id(cause) not in ids:
             ids.add(id(cause))
             yield cause
-            waiting += [*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__]
+            queue += [*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__]

@@ -136,7 +136,7 @@ def project(root: Path = ROOT) -> Project:
     from importlib import metadata
 
     # Of the Python that this command was installed into, in which verbs do not run.
-    for installed in metadata.distributions(name="qnn-ci", path=[str(root.parent)]):
-        urls = dict(line.split(", ", 1) for line in installed.metadata.get_all("Project-URL") or ())
-        return Project(installed.version, urls.get("Repository", ""))
+    for copy in metadata.distributions(name="qnn-ci", path=[str(root.parent)]):
+        urls = dict(line.split(", ", 1) for line in copy.metadata.get_all("Project-URL") or ())
+        return Project(copy.version, urls.get("Repository", ""))
     return Project("unknown", "")

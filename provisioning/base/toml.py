@@ -45,9 +45,9 @@ def line_of(place: Place, path: Path) -> int:
             position = (*table, *_names(key[1]))
         else:
             continue
-        shared = min(len(position), len(place))
-        if nearest < shared and position[:shared] == place[:shared]:
-            line, nearest = number, shared
+        depth = min(len(position), len(place))
+        if nearest < depth and position[:depth] == place[:depth]:
+            line, nearest = number, depth
     return line
 
 

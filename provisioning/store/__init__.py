@@ -124,10 +124,10 @@ class Store(Trees):
         with self._changing(progress) as staging:
             self._remove(tree.root, staging / "removed")
 
-    def accept(self, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
+    def accept(self, components: Mapping[str, Component], consents: Mapping[str, str]) -> None:
         """Record that these components' licences are accepted; refuse when one is missing."""
         with _disk_errors(self.path):
-            licences.require(self.path, components, accepted)
+            licences.require(self.path, components, consents)
 
     def gc(
         self,
@@ -145,11 +145,11 @@ class Store(Trees):
         A tree that another process found, and may be reading, stays."""
         if not self.path.is_dir():
             return []
-        with contextlib.ExitStack() as claimed:
+        with contextlib.ExitStack() as claims:
             if dry_run:
-                return self._garbage(referenced, older_than, all_downloads, claimed, progress)
+                return self._garbage(referenced, older_than, all_downloads, claims, progress)
             with self._changing(progress) as staging:
-                garbage = self._garbage(referenced, older_than, all_downloads, claimed, progress)
+                garbage = self._garbage(referenced, older_than, all_downloads, claims, progress)
                 for number, row in enumerate(garbage):
                     self._remove(row.path, staging / f"{number}")
         return garbage
@@ -211,13 +211,13 @@ class Store(Trees):
         referenced: Callable[[Tree], bool],
         older_than: float | None,
         all_downloads: bool,
-        claimed: contextlib.ExitStack,
+        claims: contextlib.ExitStack,
         progress: Progress,
     ) -> list[Garbage]:
         trees = self.trees()
         reasons = self._reasons(trees, referenced, older_than)
         for tree in trees:
-            if tree.root in reasons and not claim(tree.inventory_path, claimed):
+            if tree.root in reasons and not claim(tree.inventory_path, claims):
                 progress.note(f"{tree.root.name} stays, as another process uses it")
                 del reasons[tree.root]
         garbage = [
@@ -225,9 +225,9 @@ class Store(Trees):
             for tree in trees
             if tree.root in reasons
         ]
-        committed = {tree.root.name for tree in trees}
+        names = {tree.root.name for tree in trees}
         for path in sorted(self.folder.glob("*")):
-            if path.name.removesuffix(".json") not in committed:
+            if path.name.removesuffix(".json") not in names:
                 garbage.append(Garbage(path, "was never finished", _size(path)))
         digests = {
             origin.sha256 for tree in trees if tree.root not in reasons for origin in tree.inventory.origins
@@ -256,9 +256,9 @@ class Store(Trees):
                 reasons[tree.root] = "no manifest names it"
             elif older_than is not None and time.time() - self.last_used(tree) > older_than:
                 reasons[tree.root] = "was not used for long"
-        staying = [tree for tree in trees if tree.root not in reasons]
-        for tree in staying:
-            if any(_holds(wide, tree) for wide in staying):
+        rest = [tree for tree in trees if tree.root not in reasons]
+        for tree in rest:
+            if any(_holds(wide, tree) for wide in rest):
                 reasons[tree.root] = "a tree of more targets holds all of it"
         return reasons
 

@@ -76,16 +76,16 @@ class Assembly:
                 )
             if before is not None:
                 self.progress.note(f"downloading {before.name} again because it was pruned from the store")
-        fetched = source.fetch(self.store.downloads, self.progress)
-        if before is not None and fetched.sha256 != before.sha256:
+        download = source.fetch(self.store.downloads, self.progress)
+        if before is not None and download.sha256 != before.sha256:
             raise IntegrityError(
                 f"{before.name}: expected {before.sha256}, as when {self.name} was first "
-                f"provisioned, found {fetched.sha256}",
+                f"provisioned, found {download.sha256}",
                 fix=Fix("what the server has changed: {}", session("lock", "--component", self.name)),
             )
         placing = Placing(part, self.targets)
         folder = self.staging / f"part-{part.name}"
-        entries = source.unpack(fetched.path, folder, placing, self.progress)
+        entries = source.unpack(download.path, folder, placing, self.progress)
         placing.check(source.name)
         items = []
         for entry in entries:
@@ -94,7 +94,7 @@ class Assembly:
                 mode = READ_ONLY_EXECUTABLE if entry.mode & 0o111 else READ_ONLY
                 (folder / entry.path).chmod(mode)
             items.append(replace(entry, mode=mode, part=part.name))
-        return Origin(part.name, source.name, fetched.sha256, fetched.size, source.pin is not None), items
+        return Origin(part.name, source.name, download.sha256, download.size, source.pin is not None), items
 
     def _earlier(self, part: Part) -> Origin | None:
         """Of the part in a tree that is to be trusted: what was taken on trust once may not change."""

@@ -127,8 +127,8 @@ class Trees:
 
     def against_pins(self, tree: Tree, component: Component) -> list[Difference] | None:
         """Every difference between the tree and the pins in git; None if these name no files."""
-        pinned = pinned_inventory(tree.component, component, tree.targets)
-        return None if pinned is None else against(tree, pinned)
+        inventory = pinned_inventory(tree.component, component, tree.targets)
+        return None if inventory is None else against(tree, inventory)
 
     def damage(self, tree: Tree, component: Component) -> list[Difference] | None:
         """What is wrong with a tree: of one that was made or proved here what changed since then, of another
@@ -224,15 +224,15 @@ def release(inventory: Path) -> None:
         os.close(_leases.pop(inventory))
 
 
-def claim(inventory: Path, claimed: contextlib.ExitStack) -> bool:
-    """Whether no other process has a lease; then nobody gets one until `claimed` is closed."""
+def claim(inventory: Path, claims: contextlib.ExitStack) -> bool:
+    """Whether no other process has a lease; then nobody gets one until `claims` is closed."""
     release(inventory)
     try:
         # Over NFS an exclusive lock needs a file that is open for writing.
         descriptor = os.open(inventory, os.O_RDWR if os.access(inventory, os.W_OK) else os.O_RDONLY)
     except FileNotFoundError:
         return True
-    claimed.callback(os.close, descriptor)
+    claims.callback(os.close, descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

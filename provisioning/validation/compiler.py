@@ -51,8 +51,8 @@ _UNOPENED = re.compile(r"Cannot Open QNN library (?:\S*/)?([^\s/,]+)")
 def _unopened(context: Context, answer: Answer) -> str:
     """The place of the library that the compiler could not open: other rules may say why."""
     host = [library for library in context.libraries if library.system == "host"]
-    unopened = _UNOPENED.search(answer.detail)
-    name = unopened[1] if unopened else "libQnnHtp.so" if answer.step == "build id" else ""
+    match = _UNOPENED.search(answer.detail)
+    name = match[1] if match else "libQnnHtp.so" if answer.step == "build id" else ""
     return f"{host[0].place.rpartition('/')[0]}/{name}" if host and name else ""
 
 

@@ -167,7 +167,7 @@ def looked_at(component: str, path: Path, origin: str, variable: str = "") -> Co
 
 def why_unusable(ndk: Path) -> str:
     """Why an NDK cannot build for Android on this machine; empty if it can. Its compiler is run."""
-    compiler, shared = ndk / NDK_PREBUILT / "bin" / "clang++", ndk / NDK_PREBUILT / NDK_RUNTIME
+    compiler, runtime = ndk / NDK_PREBUILT / "bin" / "clang++", ndk / NDK_PREBUILT / NDK_RUNTIME
     if not compiler.exists():
         prebuilt = ndk / NDK_PREBUILT
         names = sorted(path.name for path in prebuilt.parent.glob("*") if path.name != prebuilt.name)
@@ -178,11 +178,11 @@ def why_unusable(ndk: Path) -> str:
     version, silence = version_line(compiler)
     if not version:
         return f"{compiler.relative_to(ndk)} does not run here: {silence}"
-    library = read(shared, "")
+    library = read(runtime, "")
     if library.elf is None:
-        return f"{shared.relative_to(ndk)}: {library.unreadable}"
+        return f"{runtime.relative_to(ndk)}: {library.unreadable}"
     if library.elf.machine != AARCH64:
-        return f"{shared.relative_to(ndk)}: it is for {library.elf.machine_name}"
+        return f"{runtime.relative_to(ndk)}: it is for {library.elf.machine_name}"
     return ""
 
 

@@ -217,9 +217,9 @@ def elf_machine(context: Context) -> Iterator[Problem]:
     for library, elf in _readable(context):
         if elf.fixed:
             yield Problem(library.place, "is a program (ET_EXEC), which no loader takes for a library")
-        described = qnn_libraries.table().directory(library.directory)
-        if described is not None:
-            demands = Demands(described[0].machine, described[0].bits)
+        row = qnn_libraries.table().directory(library.directory)
+        if row is not None:
+            demands = Demands(row[0].machine, row[0].bits)
             yield from _complaints(Wrong.MACHINE, library, elf, demands)
     yield from _of_another_system(context)
 
@@ -266,11 +266,11 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
 
 def _arches(library: Library, elf: Elf) -> dict[str, tuple[int, str]]:
     """The Hexagon archs that a library is said to be for, by who says it, each with words."""
-    described = qnn_libraries.table().directory(library.directory)
+    row = qnn_libraries.table().directory(library.directory)
     by_name = re.search(r"V(\d{2})(?!\d)", library.name)
     arches: dict[str, tuple[int, str]] = {}
-    if described and described[1] is not None:
-        arches["directory"] = described[1], f"is in {library.directory}"
+    if row and row[1] is not None:
+        arches["directory"] = row[1], f"is in {library.directory}"
     if by_name:
         arches["name"] = int(by_name[1]), f"its name says {by_name[0]}"
     if elf.arch is not None:
@@ -317,25 +317,25 @@ def needed_resolved(context: Context) -> Iterator[Problem]:
         yield from _on_device(context, system)
     host = {library.path: (library, elf) for library, elf in _readable(context) if library.system == "host"}
     library_path = context.variables.get("LD_LIBRARY_PATH", "") or "(not set)"
-    needing: dict[str, dict[str, Library]] = {}
+    users: dict[str, dict[str, Library]] = {}
     for root, loading in (_loading(context) if host else {}).items():
-        opened = [host[path] for path in host if path == root or path in loading.files]
+        pairs = [host[path] for path in host if path == root or path in loading.files]
         for name in loading.gaps:
             # Of a library outside the tree, the one that loads it is told. Several libraries may load it.
-            of_name = [library for library, elf in opened if name in elf.needed] or [host[root][0]]
-            needing.setdefault(name, {}).update({library.place: library for library in of_name})
+            of_name = [library for library, elf in pairs if name in elf.needed] or [host[root][0]]
+            users.setdefault(name, {}).update({library.place: library for library in of_name})
         if loading.failure:
             library = host[root][0]
             message = f"the loader does not take it: {loading.failure}"
             yield Problem(library.place, message, severity=_severity(library.name))
     searched = f"; LD_LIBRARY_PATH: {library_path}"
-    for name, libraries in needing.items():
+    for name, libraries in users.items():
         yield _lack_of(name, libraries.values(), "the loader finds nowhere", searched)
 
 
-def _lack_of(name: str, needing: Iterable[Library], where: str, more: str = "", fix: str = "") -> Problem:
+def _lack_of(name: str, users: Iterable[Library], where: str, more: str = "", fix: str = "") -> Problem:
     """One problem for all libraries that need the missing one; a required library comes first."""
-    first, *rest = sorted(needing, key=lambda library: _severity(library.name) is not Severity.ERROR)
+    first, *rest = sorted(users, key=lambda library: _severity(library.name) is not Severity.ERROR)
     verb = "needs" if len(rest) == 1 else "need"
     number = f"; {plural(len(rest), 'other')} {verb} it too" if rest else ""
     return Problem(
@@ -353,29 +353,29 @@ def _severity(name: str) -> Severity:
 
 
 def _on_device(context: Context, system: System) -> Iterator[Problem]:
-    provided = set(qnn_libraries.device_table().provides(system))
+    system_names = set(qnn_libraries.device_table().provides(system))
     names_by_folder: dict[Path, set[str]] = {}
     for library, elf in context.readable:
         names_by_folder.setdefault(library.path.parent, set()).update({library.name, elf.soname})
-    needing: dict[str, list[Library]] = {}
+    users: dict[str, list[Library]] = {}
     for library, elf in context.of_system(system):
         for name in elf.needed:
-            if name not in provided and name not in names_by_folder[library.path.parent]:
-                needing.setdefault(name, []).append(library)
+            if name not in system_names and name not in names_by_folder[library.path.parent]:
+                users.setdefault(name, []).append(library)
     fix = "put the library beside it, or name it in manifests/device_libraries.toml if the device has it"
     where = f"is neither beside it nor among what {system} itself provides"
-    for name, libraries in needing.items():
+    for name, libraries in users.items():
         yield _lack_of(name, libraries, where, fix=fix)
 
 
 @rule("symbol-versions")
 def symbol_versions(context: Context) -> Iterator[Problem]:
-    lacking: dict[tuple[Path, Path], set[str]] = {}
+    gaps: dict[tuple[Path, Path], set[str]] = {}
     for loading in _loading(context).values():
         for row in loading.versions:
-            lacking.setdefault((row.library, row.provider), set()).add(row.version)
+            gaps.setdefault((row.library, row.provider), set()).add(row.version)
     places = {library.path: library.place for library in context.libraries}
-    for (path, provider), versions in lacking.items():
+    for (path, provider), versions in gaps.items():
         yield Problem(
             places.get(path, str(path)),
             f"needs {', '.join(sorted(versions))} of {provider}, which does not define it",
@@ -395,11 +395,11 @@ def android_page_size(context: Context) -> Iterator[Problem]:
 
 @rule("android-api")
 def android_api(context: Context) -> Iterator[Problem]:
-    noted = [pair for pair in context.of_system("aarch64-android") if pair[1].android_api is not None]
-    if not noted:
+    pairs = [pair for pair in context.of_system("aarch64-android") if pair[1].android_api is not None]
+    if not pairs:
         raise NotApplicable("no library holds an Android note")
     demands = Demands(android_api=validation_table().android.api)
-    for library, elf in noted:
+    for library, elf in pairs:
         yield from _complaints(Wrong.ANDROID_API, library, elf, demands)
 
 

@@ -63,18 +63,18 @@ def understand(output: str, status: int, interpreter: str) -> Answer:
             log.append(line.strip())
     errors = [line for line in log if re.search(r"\[ERROR\]|Error\b|^[EF] \d\d:|Fail", line)]
     codes = [int(match[1] or match[2]) for line in errors for match in [_CODE.search(line)] if match]
-    created = fields["step"] == "device" and fields.get("result") == "ok"
+    is_created = fields["step"] == "device" and fields.get("result") == "ok"
     detail = fields.get("detail", "")
-    if not created and not detail:
+    if not is_created and not detail:
         detail = "; ".join(_plain(line) for line in dict.fromkeys(errors))
         if status < 0:
             detail = f"it was ended by signal {-status}" + (f" after: {detail}" if detail else "")
     return Answer(
         fields["step"],
-        created,
+        is_created,
         fields.get("build_id", ""),
-        None if created or not codes else codes[-1],
-        detail or ("" if created else f"it ended with status {status}"),
+        None if is_created or not codes else codes[-1],
+        detail or ("" if is_created else f"it ended with status {status}"),
         interpreter,
     )
 

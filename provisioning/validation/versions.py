@@ -50,7 +50,7 @@ def of_another_build(context: Context, build_id: str) -> dict[str, tuple[str, ..
 @rule("qnn-version")
 def qnn_version(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
-    pinned = context.profile.components[QNN_SDK].version
+    pin = context.profile.components[QNN_SDK].version
     versions = {source: version for source, version in tree.versions.items() if "build_id" not in source}
     if not versions:
         yield Problem(
@@ -63,10 +63,10 @@ def qnn_version(context: Context) -> Iterator[Problem]:
             Severity.WARNING,
         )
     for source, version in versions.items():
-        if not _same_release(version, pinned):
+        if not _same_release(version, pin):
             yield Problem(
                 tree.label,
-                f"{_speaker(source)} {version}, profile {context.profile.name} pins {pinned}",
+                f"{_speaker(source)} {version}, profile {context.profile.name} pins {pin}",
             )
 
 
@@ -74,9 +74,9 @@ def _speaker(source: str) -> str:
     return "the directory's name says" if source == "directory" else f"{source} says"
 
 
-def _same_release(version: str, pinned: str) -> bool:
+def _same_release(version: str, pin: str) -> bool:
     """Whether one is the other, or the other with more digits: 2.49.40 and 2.49.40.260810."""
-    parts = list(zip(version.split("."), pinned.split("."), strict=False))
+    parts = list(zip(version.split("."), pin.split("."), strict=False))
     return len(parts) >= 3 and all(one == other for one, other in parts)
 
 
@@ -206,12 +206,12 @@ def python_packages(context: Context) -> Iterator[Problem]:
     build = _source_of_executorch(context)
     if build is not None and (stale := staleness(build)):
         yield Problem("executorch", stale, again(build))
-    for name, pinned in pins.items():
+    for name, number in pins.items():
         version = host.packages.get(name)
-        pin = f"profile {context.profile.name} pins {pinned}"
+        pin = f"profile {context.profile.name} pins {number}"
         if version is None:
             yield Problem(name, f"is not installed, {pin}")
-        elif version.partition("+")[0] == pinned:
+        elif version.partition("+")[0] == number:
             continue
         elif name == "executorch" and build is not None:
             yield Problem(name, f"is {version}, built from {build}; {pin}", severity=Severity.NOTE)

@@ -118,8 +118,8 @@ def provision(
             absent[name] = component
         if not (component.pinned or trust or (tree is not None and store.is_proved(tree))):
             raise unlocked(store.path, name, component, selecting_flags(selection, environ))
-    accepted = licences.acceptances(accept, environ)
-    store.accept(absent, accepted)
+    consents = licences.acceptances(accept, environ)
+    store.accept(absent, consents)
     for name, component in of_store.items():
         start = time.monotonic()
         tree = store.provision(
@@ -127,7 +127,7 @@ def provision(
             component,
             targets,
             trust_first_download=trust,
-            accept=accepted,
+            accept=consents,
             progress=progress,
             offline=offline,
         )
@@ -186,8 +186,8 @@ def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: 
     if own is None:
         return None
     variable, value = own
-    adopted = adopt(name, value, variable)
-    return Row(name, adopted.version or "unknown", variable, "yours", str(adopted.path))
+    tree = adopt(name, value, variable)
+    return Row(name, tree.version or "unknown", variable, "yours", str(tree.path))
 
 
 def _warn_unlocked(name: str, tree: Tree, stage: StageRun, progress: Progress) -> None:

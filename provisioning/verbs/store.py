@@ -91,12 +91,12 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
         sys.stdout.write(f"no trees in {store.path}\n")
     components = _of_profiles()
     for tree in trees:
-        differences, pinned = _differences(store, tree, components)
+        differences, by_pins = _differences(store, tree, components)
         bad += len(differences)
         sys.stdout.writelines(f"{tree.root.name}: {difference}\n" for difference in differences)
         if not differences:
             facts = f"{len(tree.inventory.items)} files, {size(tree.inventory.size)}"
-            verdict = "whole" if pinned else "whole by its own inventory"
+            verdict = "whole" if by_pins else "whole by its own inventory"
             sys.stdout.write(f"{tree.root.name}: {verdict} ({facts})\n")
     if bad:
         sys.stdout.write(f"{bad} differences; try: {_typed('store', 'repair', store=where)}\n")
@@ -105,7 +105,7 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
 
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
     store = _existing(where)
-    repaired = 0
+    count = 0
     components, progress = _of_profiles(), for_stream()
     for tree in _trees_named(store, names):
         wrong, _ = _differences(store, tree, components)
@@ -116,9 +116,9 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
         elif wrong:
             # Who uses it says what it is, and makes it again.
             store.remove(tree, progress)
-        repaired += len(wrong)
+        count += len(wrong)
         sys.stdout.writelines(f"{tree.root.name}: {difference}\n" for difference in wrong)
-    sys.stdout.write(f"{repaired} differences repaired\n" if repaired else "nothing to repair\n")
+    sys.stdout.write(f"{count} differences repaired\n" if count else "nothing to repair\n")
     return 0
 
 
@@ -153,7 +153,7 @@ def _referenced() -> Callable[[Tree], bool]:
     """Whether a manifest names a tree: a profile by its definition, any other by the hash of its origin."""
     from provisioning.manifest import every_component
 
-    defined = _of_profiles()
+    components = _of_profiles()
     pins = {part.source.pin for _, component in every_component() for part in component.parts}
     digests = {
         digest for file in MANIFESTS.rglob("*.toml") for digest in _SHA256.findall(file.read_text("utf-8"))
@@ -162,7 +162,7 @@ def _referenced() -> Callable[[Tree], bool]:
     def referenced(tree: Tree) -> bool:
         hashes = {origin.sha256 for origin in tree.inventory.origins}
         of_profile = tree.component in KINDS and hashes & pins
-        return tree.inventory.definition in defined or (not of_profile and hashes <= digests)
+        return tree.inventory.definition in components or (not of_profile and hashes <= digests)
 
     return referenced
 
