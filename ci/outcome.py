@@ -186,10 +186,6 @@ def _signal(code: int) -> str:
     return names.get(-code, f"signal {-code}")
 
 
-BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
-"""A crash by a signal of its own: it would crash again."""
-
-
 class Refused(ToolkitError):
     """The work did not succeed, and its worker says why: a reply with `error` (child.reporting)."""
 
@@ -228,6 +224,9 @@ def tail(log: Path, characters: int = 200_000) -> str:
             return stream.read().decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+_OWN_CRASH = re.compile(r"the process was ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +281,12 @@ class Failure:
     def rule(self) -> str:
         """The end of its finding's rule."""
         return MACHINE if self.blame == "machine" else self.kind
+
+    @property
+    def is_own_crash(self) -> bool:
+        """Whether its process crashed by a signal of its own: it would crash again. Last words may name a
+        signal of another one."""
+        return bool(_OWN_CRASH.match(self.ending))
 
     @property
     def of_work(self) -> bool:

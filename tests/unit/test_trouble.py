@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.outcome import InTrouble, Trouble, of_ending, of_error, of_places, of_time
+from ci.outcome import Failure, InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from ci.runner import call_runner
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -97,6 +97,22 @@ def test_what_a_model_causes_is_its_own(error: BaseException, tmp_path: Path) ->
 def test_a_signal_from_outside_is_not_the_works_own(code: int, kind: str | None) -> None:
     trouble = of_ending("process", code)
     assert (trouble and trouble.kind) == kind
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "own"),
+    [
+        (-signal.SIGSEGV, "", True),
+        (-signal.SIGABRT, "terminate called", True),
+        (-signal.SIGKILL, "", False),
+        (1, "the process was ended by SIGSEGV", False),
+    ],
+)
+def test_a_crash_is_its_own_by_the_signal_of_its_process_and_not_of_one_that_it_names(
+    tmp_path: Path, code: int, words: str, own: bool
+) -> None:
+    (tmp_path / "log").write_text(words)
+    assert Failure.of_end(code, tmp_path / "log", [tmp_path]).is_own_crash == own
 
 
 @pytest.mark.parametrize(("used", "blamed"), [(0.0, True), (29.0, True), (30.0, False), (110.0, False)])

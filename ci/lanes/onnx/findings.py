@@ -9,7 +9,7 @@ from ci.child import UNFORESEEN
 from ci.explain.losses import beyond_in_words
 from ci.lanes.onnx.orders import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
-from ci.outcome import BY_ITSELF, Result, first_line, words_of
+from ci.outcome import Result, first_line, words_of
 from ci.plain import as_json
 from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, accepted_costs, growth
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
@@ -67,7 +67,7 @@ def recorded_failure(program: OnnxProgram, result: Result) -> RecordedFailure | 
     if not program.case.recorded or failure is None or failure.blame == "machine":
         return None
     if failure.kind == "crash":
-        return RecordedFailure("crash", failure.message) if BY_ITSELF.search(failure.message) else None
+        return RecordedFailure("crash", failure.message) if failure.is_own_crash else None
     if operators := failure.details.get("operators"):
         refused, taken = map(tuple, operators)
         return RecordedFailure("", failure.message, refused, taken)

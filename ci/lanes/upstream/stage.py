@@ -22,7 +22,7 @@ from ci.lanes.upstream.suite import (
     machinery,
     worker_environment,
 )
-from ci.outcome import BY_ITSELF, Failure, Result
+from ci.outcome import Failure, Result
 from ci.plain import as_json, read
 from ci.results import CachedResults, surroundings
 from ci.runner import ready_runner
@@ -90,9 +90,9 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
 
     def crash_of(test: Job, failure: Failure, folder: Path) -> dict[str, object] | None:
         """Whether a crash is expected is judged as of any other result."""
-        message = failure.ending
-        if not BY_ITSELF.search(message):
+        if not failure.is_own_crash:
             return None
+        message = failure.ending
         return as_json(UpstreamVerdict(test.name, "crash", message, (("", message),), (Part("crash"),)))
 
     return Step(
