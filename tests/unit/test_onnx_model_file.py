@@ -278,7 +278,7 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     save(tmp_path / SAMPLES, samples)
     order = order_of(tmp_path, "8a8w" if quantized else "fp16", {"model": str(path)})
     limits = DivergenceLimits(60.0, 1e9, None)
-    found = diverge(order, ModelFiles(tmp_path, path, path, tmp_path), limits)
+    found = diverge(order, ModelFiles(tmp_path, path, path, tmp_path), limits, lambda result: None)
     assert found.first and (found.first.node, found.first.share) == ("add", 1.0)
     assert found.sqnr_db < found.cuts["add"]
 
