@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from zipfile import ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import ArchiveError, EnvironmentLacking
@@ -36,6 +36,8 @@ MOST_BYTES, MOST_MEMBERS = 64 << 30, 200_000
 MOST_WORKERS = 8
 LONGEST_TARGET = 1024
 BLOCK = 256 << 10
+METHODS = (ZIP_STORED, ZIP_DEFLATED)
+"""What zipfile reads besides takes any memory, and raises errors of its own."""
 
 DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error),
@@ -108,9 +110,13 @@ def bad(archive: Path, member: str, expected: str, found: object) -> ArchiveErro
 
 
 def _destination(archive: Path, member: ZipInfo, place: Callable[[str], str | None]) -> str | None:
-    """None for a member that is left out. Its name is checked all the same."""
-    if reason := unsafe(member.filename.removesuffix("/")):
-        raise bad(archive, member.filename, "a plain relative name", reason)
+    """None for a member that is left out. It is checked all the same."""
+    # zipfile ends a name at a NUL.
+    for name in (member.orig_filename, member.filename):
+        if reason := unsafe(name.removesuffix("/")):
+            raise bad(archive, name, "a plain relative name", reason)
+    if member.compress_type not in METHODS:
+        raise bad(archive, member.filename, "a stored or deflated member", f"method {member.compress_type}")
     to = place(member.filename)
     if to and (reason := unsafe(to.removesuffix("/"))):
         raise bad(archive, member.filename, "a plain relative destination", f"{reason} in {to!r}")

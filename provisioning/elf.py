@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from provisioning.base.commands import captured
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import open_regular
 
 if TYPE_CHECKING:
@@ -132,6 +132,9 @@ def read_stream(stream: BinaryIO, path: Path) -> Elf:
         # pyelftools checks little: on numbers that contradict each other it fails in any way, and looks at
         # places that no file can have.
         if isinstance(damage, OSError) and damage.errno != errno.EINVAL:
+            raise
+        if isinstance(damage, ToolkitError):
+            # The time for all that a command reads is over.
             raise
         raise BrokenElf(path, (str(damage) or type(damage).__name__)[:200]) from None
 

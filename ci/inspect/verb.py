@@ -62,7 +62,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    size = sum(path.stat().st_size for path in args.files if path.is_file())
+    paths = (below for path in args.files for below in (path.rglob("*") if path.is_dir() else (path,)))
+    size = sum(path.stat().st_size for path in paths if path.is_file())
     message = f"{args.files[0]}: reading it takes more memory or time than a file of its size may"
     with limited(size, CheckFailed(message, fix="compile, build or download it again")):
         return _inspect(args)

@@ -67,7 +67,8 @@ def limited(size: int, refusal: ToolkitError) -> Iterator[None]:
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     usage = next(int(row.split()[1]) << 10 for row in status.splitlines() if row.startswith("VmData:"))
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    most = usage + MEMORY + MEMORY_A_BYTE * size
+    own = usage + MEMORY + MEMORY_A_BYTE * size
+    most = min(limit for limit in (own, *limits) if limit != resource.RLIM_INFINITY)
     handler = signal.signal(signal.SIGPROF, refuse)
     resource.setrlimit(resource.RLIMIT_DATA, (most, limits[1]))
     # Again each second: somewhere below, any error may count as damage of one part.

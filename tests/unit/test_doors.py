@@ -270,6 +270,8 @@ ARCHIVES = {
     "name too long for a file system": build(Item("a" * 256 + ".so")),
     "encrypted": build(Item("a.so", flags=1)),
     "another compression": build(Item("a.so", method=12)),
+    "another one that is damaged": build(Item("a.so", method=14, raw=b"\t\t\5\0" + b"\xff" * 20)),
+    "a name that ends at a NUL": build(Item("a.so\0.txt")),
     "data before the file": build(Item("a.so"), start=1_000),
     "page of a web server": b"<html>Access denied</html>",
     "absolute link": build(link("l.so", "/etc/passwd")),
@@ -292,6 +294,7 @@ ARCHIVES = {
 BEFORE_WRITING = {
     *("absolute name", "parent at the start", "empty part", "empty name", "backslashes up"),
     *("a name that is a command", "page of a web server", "a bomb", "too many members", "cut"),
+    *("another compression", "another one that is damaged", "a name that ends at a NUL"),
 }
 
 
@@ -311,6 +314,27 @@ def test_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
     (tmp_path / "app.apk").write_bytes(ARCHIVES[name])
     assert entered(capsys, "inspect", tmp_path / "app.apk") == 1
     assert {path.name for path in tmp_path.iterdir()} <= {"app.apk", "own reports"}
+
+
+def test_the_time_for_a_package_ends_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not for each of its libraries."""
+    items = {f"lib/arm64-v8a/lib{number}.so": hostile.circles(3000) for number in range(12)}
+    (tmp_path / "app.apk").write_bytes(zipped(items))
+    assert entered(capsys, "inspect", tmp_path / "app.apk") == 1
+
+
+@pytest.mark.parametrize("name", ["here/lib/arm64-v8a/libQnnHtp.so", "here/base.apk"])
+def test_a_folder_may_take_the_time_of_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    library = Library().encode() + bytes(4 << 20)
+    content = zipped({"lib/arm64-v8a/libQnnHtp.so": library}) if name.endswith(".apk") else library
+    (path := tmp_path / name).parent.mkdir(parents=True)
+    path.write_bytes(content)
+    monkeypatch.setattr(foreign, "SECONDS", 0.001)
+    monkeypatch.setattr(foreign, "BYTES_A_SECOND", 1)
+    main("python -m ci", "", VERBS, ["inspect", str(tmp_path / "here")])
+    assert "more memory or time" not in capsys.readouterr().err
 
 
 # A posted library that is said to be signed

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +17,8 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.foreign import in_line, one_line, visible
 from provisioning.base.rendering import console
+from provisioning.base.settings import ROOT
+from tests.support.elves import Library
 from tests.support.hostile import EVIL, steers
 
 
@@ -31,3 +38,16 @@ def test_a_finding_and_an_error_are_no_commands(capsys: pytest.CaptureFixture[st
     assert len(annotations) == 1 and "##[" not in annotations[0] and "\x1b" not in annotations[0]
     show_error(CheckFailed(EVIL, fix=EVIL))
     assert steers(capsys.readouterr().err) == []
+
+
+def test_a_limit_of_the_machine_stays(tmp_path: Path) -> None:
+    """As a container's, or that of `ulimit -d`."""
+    most = 900 << 20
+    (tmp_path / "library.so").write_bytes(Library().encode())
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+    command = [sys.executable, "-m", "ci", "inspect", str(tmp_path / "library.so")]
+    done = subprocess.run(command, preexec_fn=limit, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
