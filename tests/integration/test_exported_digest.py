@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ci.lanes.executorch.export import export, held
+from ci.lanes.executorch.export import cases, export
 from ci.models.exported import NoDigest, digest_of
 from provisioning.base.settings import ROOT
 
@@ -205,6 +205,6 @@ def test_a_model_without_a_digest_is_not_cached_and_says_why(
     try:
         reply: Any = export(order)
     finally:
-        held.clear()
+        cases.clear()
     exported = reply["runs"]["8a8w"]
     assert reason in exported["not_cached"] and not exported["error"] and not exported["rows"]

@@ -13,10 +13,10 @@ __all__ = ["prepare"]
 
 
 def compiled(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.executorch.export import held
+    from ci.lanes.executorch.export import cases
     from ci.models.model_lines import source_of
 
     (Path(order["into"]) / "program.pte").write_text("a program")
-    (_, program), *_ = held[0]._programs
+    (_, program), *_ = cases[0]._programs
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     return {**as_json(compiled_as()), "places": {node.name: source_of(node)[0] for node in nodes}}

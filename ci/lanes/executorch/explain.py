@@ -39,9 +39,9 @@ from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.steps import (
     ExecutorchPlan,
     compile_programs,
-    done,
     quantizing,
     rewriting,
+    run_step,
     worker_step,
 )
 from ci.lanes.executorch.suite import ExecutorchProgram
@@ -116,18 +116,18 @@ def script_of(
     plan = plan_of_model(model, "divergence", [program])
     packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
-    asked = as_json(ScriptRequest.of(operator, program.name, least, needs))
-    step = worker_step(plan, "script", "script", asked, title="the script", reply=OperatorScript)
+    request = as_json(ScriptRequest.of(operator, program.name, least, needs))
+    step = worker_step(plan, "script", "script", request, title="the script", reply=OperatorScript)
     return answered(step, OperatorScript)
 
 
-def scores_of(model: OneModel, program: ExecutorchProgram, asked: ScoreRequest) -> Scores:
+def scores_of(model: OneModel, program: ExecutorchProgram, request: ScoreRequest) -> Scores:
     plan = plan_of_model(model, "tune", [program])
     step = worker_step(
         plan,
         "scores",
         "scored",
-        as_json(asked),
+        as_json(request),
         title="scores",
         reply=Scores,
         accepts=lambda program, result: not result.read(Scores).rest,
@@ -138,7 +138,7 @@ def scores_of(model: OneModel, program: ExecutorchProgram, asked: ScoreRequest) 
 def answered(step: Step, reply: type[T]) -> T:
     """Of the plan's first program. Raises why there is no answer."""
     plan: Any = step.plan
-    return require_done(plan.programs[0], plan, done(step)).read(reply)
+    return require_done(plan.programs[0], plan, run_step(step)).read(reply)
 
 
 def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
@@ -146,12 +146,12 @@ def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritte
     plan = plan_of_model(model, "repair", [program])
     versions = {"executorch": version("executorch"), "qnn": version_in(plan.build_id)}
     needs = needs_of(program.run.precision, "executorch", versions, rules)
-    result = require_done(program, plan, done(rewriting(plan, needs)))
+    result = require_done(program, plan, run_step(rewriting(plan, needs)))
     assert result.folder is not None
-    path, found = result.folder / REWRITTEN, result.read(ModelRewrite)
+    path, rewrite = result.folder / REWRITTEN, result.read(ModelRewrite)
     if not path.is_file():
-        return Rewritten(found.changes, None)
-    return Rewritten(found.changes, path, result.folder / SAMPLES, found.compared)
+        return Rewritten(rewrite.changes, None)
+    return Rewritten(rewrite.changes, path, result.folder / SAMPLES, rewrite.compared)
 
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:

@@ -39,39 +39,39 @@ FLAGS = (
 
 @dataclass
 class ExportedCase:
-    loaded: ModelWithInputs
+    subject: ModelWithInputs
     _programs: list[tuple[tuple[Tensor, ...], Any]] = field(default_factory=list)
-    _expected: dict[str, list[list[Tensor]]] = field(default_factory=dict)
+    _outputs: dict[str, list[list[Tensor]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, case: ExecutorchCase, search_path: Path) -> ExportedCase:
         doing("load")
         inputs = inputs_named(case.samples, case.inputs, search_path)
-        loaded = make(case.factory, case.arguments, search_path, inputs)
+        subject = make(case.factory, case.arguments, search_path, inputs)
         torch.set_grad_enabled(False)
-        loaded.model.requires_grad_(False)
-        return cls(loaded)
+        subject.model.requires_grad_(False)
+        return cls(subject)
 
-    def expected(self, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+    def float_outputs(self, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
         """The float model's outputs."""
         name = digest_of_tensors(samples)
-        if name not in self._expected:
+        if name not in self._outputs:
             doing("run on CPU")
-            self._expected[name] = infer_all(self.loaded.model, samples)
-        return self._expected[name]
+            self._outputs[name] = infer_all(self.subject.model, samples)
+        return self._outputs[name]
 
     def program(self, sample: tuple[Tensor, ...]) -> Any:
         """As torch exports it with this sample."""
-        for known, program in self._programs:
-            if _are_alike(known, sample):
+        for inputs, program in self._programs:
+            if _are_alike(inputs, sample):
                 return program
         doing("export")
-        program = torch.export.export(self.loaded.model, copied(sample), strict=True)
+        program = torch.export.export(self.subject.model, copied(sample), strict=True)
         self._programs.append((sample, program))
         return program
 
 
-held: list[ExportedCase] = []
+cases: list[ExportedCase] = []
 """The case whose export this process has made: its forks compile it."""
 
 
@@ -92,12 +92,12 @@ class ChipModel:
     def of(cls, order: ProgramOrder) -> ChipModel:
         """Of the case that this process holds, if there is one."""
         case, search_path = case_of(order), Path(order.search_path)
-        exported, run = held[0] if held else ExportedCase.of(case, search_path), case.runs[0]
-        return cls(exported, case, run, order.soc, search_path, *chosen_for(exported.loaded, case, run))
+        exported, run = cases[0] if cases else ExportedCase.of(case, search_path), case.runs[0]
+        return cls(exported, case, run, order.soc, search_path, *chosen_for(exported.subject, case, run))
 
     @property
     def model(self) -> Any:
-        return self.exported.loaded.model
+        return self.exported.subject.model
 
     @property
     def sample(self) -> tuple[Tensor, ...]:
@@ -108,28 +108,28 @@ class ChipModel:
         return self.run.backend or self.case.backend
 
     @property
-    def expected(self) -> list[list[Tensor]]:
+    def float_outputs(self) -> list[list[Tensor]]:
         """The float model's outputs."""
-        return self.exported.expected(self.compared)
+        return self.exported.float_outputs(self.compared)
 
     def at(self, precision: str) -> ChipModel:
         return replace(self, run=self.run.model_copy(update={"precision": precision}))
 
 
-def _exported(asked: ExportRequest) -> ExportedRuns:
+def _exported(request: ExportRequest) -> ExportedRuns:
     """What each program depends on of the model, and the line of each node."""
-    os.chdir(asked.working_folder)
+    os.chdir(request.working_folder)
     runs = dict[str, ExportedRun]()
     lines: dict[str, tuple[str, str]] = {}
-    for name, run in asked.runs.items():
-        order = replace(asked, run=run)
-        if not held:
-            held.append(ExportedCase.of(case_of(order), Path(order.search_path)))
+    for name, run in request.runs.items():
+        order = replace(request, run=run)
+        if not cases:
+            cases.append(ExportedCase.of(case_of(order), Path(order.search_path)))
         try:
             runs[name] = _of_run(ChipModel.of(order), lines)
         except BadFactory as error:
             runs[name] = ExportedRun(error=error_reply("factory", str(error), fix=error.fix))
-    return ExportedRuns(runs=runs, lines=lines, modules=tuple(modules_in(Path(asked.search_path))))
+    return ExportedRuns(runs=runs, lines=lines, modules=tuple(modules_in(Path(request.search_path))))
 
 
 def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> ExportedRun:
@@ -138,8 +138,8 @@ def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> Exporte
         "samples": digest_of_tensors(chip_model.compared),
         "calibration": digest_of_tensors(chip_model.calibrating),
         "used": asdict(chip_model.used),
-        "notes": [list(note) for note in chip_model.exported.loaded.notes],
-        "float outputs": digest_of_tensors(chip_model.expected),
+        "notes": [list(note) for note in chip_model.exported.subject.notes],
+        "float outputs": digest_of_tensors(chip_model.float_outputs),
         "torch": _flags(),
     }
     try:

@@ -77,8 +77,8 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
     elif failure.kind == "compile" and not failure.fix:
         if errors := NATIVE_ERROR.findall(text):
             message = f"{message.rstrip('.')}: {in_plain_words(errors[0].strip())}"
-        if known := nearest(text):
-            message, fix = f"{message.rstrip('.')}. {known}", known.fix
+        if explanation := nearest(text):
+            message, fix = f"{message.rstrip('.')}. {explanation}", explanation.fix
     # What is known of a crash sends its reader to the frames.
     if log and (fix == NO_FIX or (fix and failure.kind == "crash" and str(log) not in fix)):
         message = f"{message.rstrip('.')}: {log} has the rest"
@@ -112,15 +112,15 @@ def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Fi
     for operator in operators:
         cause = operator.operator, operator.reason, operator.kernel, operator.fix.words
         causes.setdefault(cause, []).append(operator)
-    allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
-    for first, *others in causes.values():
-        places = [other.source or "a place without a line" for other in others]
+    budget = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
+    for first, *rest in causes.values():
+        places = [row.source or "a place without a line" for row in rest]
         more = f"; also at {', '.join(dict.fromkeys(places))}" if places else ""
         yield Finding(
             "lowering-cpu-operator",
             Severity.ERROR if over else Severity.NOTE,
             program.name,
-            f"{first.message} ({allowed}){more}",
+            f"{first.message} ({budget}){more}",
             str(first.fix) or SUITES.repeat(program, "test_lowering"),
             first.line,
             first.fix.edit,
@@ -206,10 +206,10 @@ def mismatches_of(
             ("arch", "HTP arch", soc.arch, context.arches),
             ("vtcm", "bytes of VTCM", soc.vtcm_mb << 20, context.vtcm_bytes),
         ]
-    for rule, what, expected, actual in facts:
+    for rule, name, expected, actual in facts:
         if actual != (expected,):
-            named = ", ".join(map(str, actual)) or "none"
-            yield rule, f"expected {what} {expected} in the compiled graph, found {named}"
+            words = ", ".join(map(str, actual)) or "none"
+            yield rule, f"expected {name} {expected} in the compiled graph, found {words}"
 
 
 def program_file(compiled: Result) -> Path:
@@ -282,13 +282,13 @@ def of_compiled(
 def of_run(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Iterator[Finding]:
-    again, lowered = SUITES.repeat(program, EMULATION), results.get(COMPILED)
-    if lowered is None:
+    again, result = SUITES.repeat(program, EMULATION), results.get(COMPILED)
+    if result is None:
         yield plan.refused[program.name]
-    elif lowered.failure:
-        yield failure_finding(program, lowered.failure, EMULATION)
+    elif result.failure:
+        yield failure_finding(program, result.failure, EMULATION)
     else:
-        record = compiled_in(lowered)
+        record = compiled_in(result)
         yield from findings_of(program, results[RAN], record, plan.build_id)
         if (figures := figures_of(results[RAN])) is not None:
             on_all_chips = SUITES.repeat(program, EMULATION, every_chip=True)
@@ -316,10 +316,10 @@ def findings_of(
         fix = Fix("{}; then {}", failure.fix, again) if failure.fix else again
         return [wrong(failure.rule, failure.message, fix)]
     record = ran_in(result)
-    if record.rule == "run" and (missing := missing_kernels(compiled.left)):
+    if record.rule == "run" and (operators := missing_kernels(compiled.left)):
         return [
             wrong("run", f"{row.message} ({record.message})", str(row.fix) or again, row.line, row.fix.edit)
-            for row in missing
+            for row in operators
         ]
     if record.rule:
         beyond = beyond_in_words(compiled.beyond)
@@ -360,16 +360,16 @@ def causes_of(
     """By the facts of its compile; faults of a build of QNN only with its id."""
     losses = compiled.losses
     met: list[Met] = []
-    beyond, chosen = tuple[BeyondHalf, ...](), tuple[OperatorAt, ...]()
+    beyond, choices = tuple[BeyondHalf, ...](), tuple[OperatorAt, ...]()
     if isinstance(compiled, ChipProgram):
         met = suspected_of(program, compiled, figures, build_id)
-        beyond, chosen = compiled.beyond, compiled.choices
+        beyond, choices = compiled.beyond, compiled.choices
     lines = [*(fault.line for fault in met), *(loss.source for loss in losses[:1])]
     return Causes(
         place=next(filter(None, map(Place.read, lines)), None),
         losses=f"quantizing loses most in {losses[0].in_words()}" if losses else "",
         slices=slices,
         beyond=beyond_in_words(beyond),
-        choices=" and ".join(dict.fromkeys(row.place for row in chosen)),
+        choices=" and ".join(dict.fromkeys(row.place for row in choices)),
         faults=[*map(str, met)],
     )

@@ -107,7 +107,7 @@ def beyond_half(module: Any, samples: Sequence[Tensors]) -> tuple[BeyondHalf, ..
 def _same_in_half(module: Any, sample: Tensors) -> bool:
     """As where the least value masks a softmax."""
     both = (torch.utils._pytree.tree_leaves(run(*copied(sample))) for run in (module, _InHalf(module).run))
-    pairs = [Pair("", wanted.numpy(), found.numpy()) for wanted, found in zip(*both, strict=True)]
+    pairs = [Pair("", exact.numpy(), half.numpy()) for exact, half in zip(*both, strict=True)]
     try:
         return least_sqnr_db(pairs) >= USUAL_OF_FLOAT_DB
     except Unusable:
@@ -154,17 +154,17 @@ def _keeps_values(node: Node) -> bool:
 class OutputChoices:
     """The expected outputs, with what their indices chose among, and where that is done."""
 
-    expected: Inferences
+    outputs: Inferences
     reference: Inferences
     places: tuple[OperatorAt, ...] = ()
 
 
 def choices_of(
-    chip_model: ChipModel, module: Any, expected: Inferences, reference: Inferences, into: Path
+    chip_model: ChipModel, module: Any, outputs: Inferences, reference: Inferences, into: Path
 ) -> OutputChoices:
     """Writes the values that indices chose among. `module` is the quantized model if there is a reference."""
-    if all(row.dtype not in ("int64", "int32") for row in expected[0]):
-        return OutputChoices(expected, reference)
+    if all(row.dtype not in ("int64", "int32") for row in outputs[0]):
+        return OutputChoices(outputs, reference)
     graph, samples = chip_model.exported.program(chip_model.sample).module(), chip_model.compared
     places = []
     of_quantized = {chooser.output: chooser for chooser in choosers_of(module.graph)} if reference else {}
@@ -174,27 +174,27 @@ def choices_of(
         if not floats or bool(quantized) != bool(reference):
             continue
         places.append(operator_at(chooser.node))
-        wanted, rounded = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
-        noise = tie_noise(wanted, rounded, 0 if chooser.dim is None else chooser.dim)
-        expected = _with_choice(expected, chooser, floats, noise, into, "float")
+        exact, rounded = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
+        noise = tie_noise(exact, rounded, 0 if chooser.dim is None else chooser.dim)
+        outputs = _with_choice(outputs, chooser, floats, noise, into, "float")
         if reference:
             reference = _with_choice(reference, chooser, quantized, noise, into, "quantized")
-    return OutputChoices(expected, reference, tuple(places))
+    return OutputChoices(outputs, reference, tuple(places))
 
 
 def _with_choice(
     inferences: Inferences, chooser: Chooser, values: Sequence[Tensor], noise: float, into: Path, kind: str
 ) -> Inferences:
     """The values are of each inference."""
-    changed = []
+    rows = []
     for number, (row, tensor) in enumerate(zip(inferences, values, strict=True)):
         path = into / f"{kind}_{number}_{chooser.output}.chosen"
         tensor.numpy().tofile(path)
         dim = 0 if chooser.dim is None else chooser.dim % tensor.dim()
         choice = ChosenAmong(path.name, "float32", tuple(tensor.shape), dim, noise)
         output = replace(row[chooser.output], choice=choice)
-        changed.append((*row[: chooser.output], output, *row[chooser.output + 1 :]))
-    return tuple(changed)
+        rows.append((*row[: chooser.output], output, *row[chooser.output + 1 :]))
+    return tuple(rows)
 
 
 def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -217,7 +217,7 @@ NAMED = 3
 
 def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     """Write the program, inputs and expected outputs into the folder of the request."""
-    run, samples, expected = chip_model.run, chip_model.compared, chip_model.expected
+    run, samples, outputs = chip_model.run, chip_model.compared, chip_model.float_outputs
     into, computed = request.into, ComputedModel.of(chip_model)
     module, reference, worst = computed.module, computed.reference, computed.losses[:NAMED]
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
@@ -233,32 +233,32 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
 
     with step_of("compile"), watch.installed():
         edge, workaround = _with_workaround(search, lowered_with, chip_model)
-        lowered = edge.exported_program()
-        parts, nodes = partition_of(lowered, chip_model.backend), delegated_nodes(lowered, module)
-        cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
+        exported = edge.exported_program()
+        parts, nodes = partition_of(exported, chip_model.backend), delegated_nodes(exported, module)
+        cpu_operators = left_on_cpu(exported.graph_module.graph, watch, cpu_kernels())
         if workaround and not request.crashes_on_cpu:
             raise _dies_of(workaround, parts, cpu_operators)
-        _require_indices(lowered.graph_module)
+        _require_indices(exported.graph_module)
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
         except RuntimeError as error:
-            if missing := _missing_operator(error, cpu_operators):
-                raise missing from error
+            if failure := _missing_operator(error, cpu_operators):
+                raise failure from error
             raise
-        _require_types(lowered, expected[0])
+        _require_types(exported, outputs[0])
     on_cpu.require_used()
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
     graphs = traffic(text_since(begin))
-    floats = save_raw(into, "float", expected)
+    floats = save_raw(into, "float", outputs)
     quantized = save_raw(into, "quantized", reference) if run.quantizes else ()
     choices = choices_of(chip_model, module, floats, quantized, into)
     return ChipProgram(
-        notes=tuple(chip_model.exported.loaded.notes),
+        notes=tuple(chip_model.exported.subject.notes),
         used=chip_model.used,
         losses=worst,
         inputs=save_raw(into, "input", samples),
-        expected=choices.expected,
+        expected=choices.outputs,
         reference=choices.reference,
         choices=choices.places,
         beyond=_beyond_half_of(chip_model),
@@ -292,24 +292,24 @@ def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns) -> Any:
     return to_edge_transform_and_lower_to_qnn(module, sample, spec, skip_node_id_set=nodes)
 
 
-def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:
+def _require_types(exported: Any, outputs: Sequence[Tensor]) -> None:
     """Refuse a program with an output of another type than the model's."""
-    module = lowered.graph_module
+    module = exported.graph_module
     (output,) = module.graph.find_nodes(op="output")
     # What the model changes in place stands before its outputs.
-    nodes = output.args[0][-len(expected) :]
-    for index, (node, wanted) in enumerate(zip(nodes, expected, strict=True)):
-        found = node.meta["val"].dtype
+    nodes = output.args[0][-len(outputs) :]
+    for index, (node, tensor) in enumerate(zip(nodes, outputs, strict=True)):
+        dtype = node.meta["val"].dtype
         # The delegate writes indices, which QNN has in int32, into a tensor of int64.
-        if found == torch.int64 and _is_part_of_an_operators_result(module, node):
-            found = torch.int32
-        if found != wanted.dtype:
+        if dtype == torch.int64 and _is_part_of_an_operators_result(module, node):
+            dtype = torch.int32
+        if dtype != tensor.dtype:
             where = f" ({line})" if (line := place_in_words(node)) else ""
             raise Failed(
                 "compile",
-                f"output {index} is {kind_of(found)} in the program and {kind_of(wanted.dtype)} in the model,"
+                f"output {index} is {kind_of(dtype)} in the program and {kind_of(tensor.dtype)} in the model,"
                 f" so that its values are misread{where}",
-                f"let the model return it .to({found}), or compute it outside the program",
+                f"let the model return it .to({dtype}), or compute it outside the program",
             )
 
 
@@ -356,13 +356,13 @@ def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
 
 def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator]) -> Failed | None:
     """The line of an operator that ExecuTorch does not have at all."""
-    known = known_of(error)
+    explanation = known_of(error)
     names = re.findall(r"'(\w+)::(\w+)", str(error))
-    meant = [row for row in cpu_operators if any(row.operator.startswith(".".join(name)) for name in names)]
-    if not known or not meant:
+    rows = [row for row in cpu_operators if any(row.operator.startswith(".".join(name)) for name in names)]
+    if not explanation or not rows:
         return None
-    lines = "; ".join(f"{operator.source} `{operator.code}`" for operator in meant)
-    return Failed("compile", f"{known.with_text} ({lines})", known.fix, meant[0].source)
+    lines = "; ".join(f"{operator.source} `{operator.code}`" for operator in rows)
+    return Failed("compile", f"{explanation.with_text} ({lines})", explanation.fix, rows[0].source)
 
 
 def _with_workaround(
@@ -381,9 +381,9 @@ def _with_workaround(
             raise
         _refuse_model(chip_model.model, chip_model.sample)
         node = search.node
-        if node is not None and (known := known_of(error)):
-            message = f"{known.with_text} ({place_in_words(node)})"
-            raise Failed("compile", message, known.fix, source_of(node)[0]) from error
+        if node is not None and (explanation := known_of(error)):
+            message = f"{explanation.with_text} ({place_in_words(node)})"
+            raise Failed("compile", message, explanation.fix, source_of(node)[0]) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
         if not (workaround := workaround_of(search, error, lower, brief=brief)):
@@ -405,7 +405,7 @@ def _dies_of(
     return _failed(workaround, f"tried: the rest lowers{cost}", lacking)
 
 
-def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> Failed:
+def _failed(workaround: Workaround, evidence: str, lacking: Sequence[str] = ()) -> Failed:
     flags = " ".join(shlex.join(("--keep-on-cpu", name)) for name in workaround.cpu_nodes)
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
     fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))
@@ -413,6 +413,6 @@ def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> 
         names = ", ".join(lacking)
         fixes += [f"on the CPU ExecuTorch has no kernel for it ({names}): write it in another way"]
     else:
-        fixes += [f"{flags}, or in a suite's run cpu_nodes = [{nodes}], leaves it on the CPU: {tried}"]
+        fixes += [f"{flags}, or in a suite's run cpu_nodes = [{nodes}], leaves it on the CPU: {evidence}"]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
     return Failed("compile", workaround.message, join(fixes, "; or "), source)

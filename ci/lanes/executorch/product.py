@@ -48,10 +48,10 @@ from ci.lanes.executorch.steps import (
     WORKER,
     ExecutorchPlan,
     compile_programs,
-    done,
     home_of,
     plan_of,
     quantizing,
+    run_step,
 )
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.models.inputs import Array, GraphSignature, Sample, Tensor, drawn, read_inputs
@@ -114,8 +114,8 @@ def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
             raise EnvironmentLacking(error.message, fix=fix) from error
     compiled = compile_programs(plan)
     runnable = {name: compiled[name] for name in on_emulator if name in compiled and compiled[name].folder}
-    measured = measure(plan, runner, runnable) if runner and runnable else {}
-    return {COMPILED: compiled, RAN: measured}
+    runs = measure(plan, runner, runnable) if runner and runnable else {}
+    return {COMPILED: compiled, RAN: runs}
 
 
 def product_of(
@@ -129,8 +129,8 @@ def product_of(
         message = "; ".join(filter(None, (finding.message, suspected)))
         raise CheckFailed(message, fix=BEYOND_FIX if compiled_in(compiled).beyond else fix)
     path, facts, stem = compiled.folder / PROGRAM, compiled_in(compiled), stem_of(model, program)
-    measured = ran_in(run) if run else EmulatorRun()
-    figures, costs = dict(measured.figures), costs_of(compiled)
+    emulation = ran_in(run) if run else EmulatorRun()
+    figures, costs = dict(emulation.figures), costs_of(compiled)
     record: dict[str, object] = {
         "schema": 1,
         "program": f"{stem}.pte",
@@ -151,17 +151,17 @@ def product_of(
             for row in facts.left
         ],
         "accuracy": figures,
-        "slices": measured.slices,
-        "samples_db": measured.each_db,
+        "slices": emulation.slices,
+        "samples_db": emulation.each_db,
         "costs": costs,
     }
-    more = [f"QNN {plan.build_id}, {plural(facts.delegates, 'delegate')}", *measured.slices]
+    more = [f"QNN {plan.build_id}, {plural(facts.delegates, 'delegate')}", *emulation.slices]
     if quantized := in_words(figures, "reference_"):
         more += [f"{quantized} against the quantized model"]
     more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
     flags = [word for node in model.keep_on_cpu for word in ("--keep-on-cpu", node)]
     divergence = model.command("divergence", program.soc, *flags)
-    slices = measured.slices
+    slices = emulation.slices
     causes = causes_of(program, facts, slices, figures, plan.build_id)
     suspects = suspected_of(program, facts, figures, plan.build_id)
     if model.search:
@@ -172,18 +172,18 @@ def product_of(
     accuracy = verdict_of_one_model(stem, figures, slices, divergence, where, causes, evidence)
     warnings = [*notes_of(facts), *accuracy.warnings]
     outcome = replace(outcome_of(compiled, run), wrong=accuracy.wrong, of_chip=accuracy.of_chip)
-    found = [
+    findings = [
         _on_cpu_finding(stem, operator, Severity.WARNING)
         for operator in {operator.message: operator for operator in facts.left}.values()
     ]
-    found += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
+    findings += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
     return Product(
         files_of(path, stem, record),
-        [_line(program, facts, figures, measured.each_db), *on_cpu_in_words(facts)],
+        [_line(program, facts, figures, emulation.each_db), *on_cpu_in_words(facts)],
         more,
         warnings,
         outcome,
-        findings=found,
+        findings=findings,
         suspects=[SuspectedFault.of(met.fault, met.line) for met in suspects],
         facts={"accuracy": figures, "ddr": as_json(facts.ddr)},
         chips=program.soc,
@@ -206,15 +206,15 @@ def run_fields_of(program: ExecutorchProgram, facts: ChipProgram) -> dict[str, o
 
 def outcome_of(compiled: Result, run: Result | None) -> Outcome:
     """Of a program that was compiled, and of its run where that gave something to compare."""
-    measured = ran_in(run) if run else EmulatorRun()
-    known, record = costs_of(compiled), compiled_in(compiled)
-    costs = {"ddr": known["ddr_read"] + known["ddr_written"], "size": known["pte_bytes"]}
-    costs["cpu_seconds"] = known["cpu_seconds"]
+    emulation = ran_in(run) if run else EmulatorRun()
+    amounts, record = costs_of(compiled), compiled_in(compiled)
+    costs = {"ddr": amounts["ddr_read"] + amounts["ddr_written"], "size": amounts["pte_bytes"]}
+    costs["cpu_seconds"] = amounts["cpu_seconds"]
     on_cpu = tuple(row.operator for row in record.left)
     return Outcome(
-        figures=measured.figures,
+        figures=emulation.figures,
         costs=costs,
-        worst_db=min(measured.each_db, default=None),
+        worst_db=min(emulation.each_db, default=None),
         on_cpu=on_cpu,
     )
 
@@ -224,11 +224,11 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping
     result = require_done(program, plan, {program.name: results[COMPILED]} if COMPILED in results else {})
     if errors := _errors(artifact(program, result, plan.build_id)):
         raise CheckFailed(errors[0].message, fix=Fix("{} compiles it again", ("--no-cache",)))
-    if missing := missing_kernels(compiled_in(result).left):
-        found = _on_cpu_finding(program.name, missing[0], Severity.ERROR)
-        found = replace(found, fix=found.fix or NO_FIX)
-        answer.add_findings([Places.of().located(found)])
-        raise CheckFailed(found.message, fix=found.fix)
+    if operators := missing_kernels(compiled_in(result).left):
+        finding = _on_cpu_finding(program.name, operators[0], Severity.ERROR)
+        finding = replace(finding, fix=finding.fix or NO_FIX)
+        answer.add_findings([Places.of().located(finding)])
+        raise CheckFailed(finding.message, fix=finding.fix)
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, compiled_in(result)))):
         message = errors[0].message
@@ -266,12 +266,12 @@ def _line(
     figures: Mapping[str, float],
     each_db: Sequence[float],
 ) -> str:
-    left = len(facts.left)
-    on_cpu = f"{plural(left, 'operator')} on the CPU" if left else "nothing on the CPU"
+    count = len(facts.left)
+    on_cpu = f"{plural(count, 'operator')} on the CPU" if count else "nothing on the CPU"
     ran = "not run"
     if figures:
-        whose = "the quantized model" if program.run.precision == "qdq" else "float"
-        ran = against_in_words(figures, each_db, whose, facts.used)
+        reference = "the quantized model" if program.run.precision == "qdq" else "float"
+        ran = against_in_words(figures, each_db, reference, facts.used)
     elif program.backend != "htp":
         ran = f"not run: the emulator has no {program.backend}"
     return f"{program.soc} {program.run.name}: {ran}; {on_cpu}"
@@ -288,13 +288,13 @@ def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
             yield f"    → {fix}"
 
 
-def scheme_of(named: UserModel, precision: str | None) -> str:
+def scheme_of(model: UserModel, precision: str | None) -> str:
     """A model that is quantized already is taken as it is."""
     if precision is None:
-        return "qdq" if named.quantized else "fp16"
+        return "qdq" if model.quantized else "fp16"
     scheme = scheme_named(precision)
-    if named.quantized and scheme != "qdq":
-        message = f"{named.file} is quantized already, and {scheme} would do it again"
+    if model.quantized and scheme != "qdq":
+        message = f"{model.file} is quantized already, and {scheme} would do it again"
         raise UsageError(message, fix=leave_out("--precision", ", or give the float model"))
     return scheme
 
@@ -303,11 +303,11 @@ def program_of(
     model: OneModel, soc: str = "", cpu_nodes: tuple[str, ...] = (), suite: Path | None = None
 ) -> ExecutorchProgram:
     """Of a model that no suite has, or that `suite` will have; `soc` if not for the first chip."""
-    named, samples, soc = model.file, model.samples_folder, soc or model.selection.soc
+    user_model, samples, soc = model.file, model.samples_folder, soc or model.selection.soc
     file = precision_file_of(model.precision_file, "executorch")
-    scheme = scheme_of(named, file.precision if file else model.precision)
-    factory = factory_in(named, suite) if suite else named.factory
-    suite = suite or named.search_path / NO_SUITE
+    scheme = scheme_of(user_model, file.precision if file else model.precision)
+    factory = factory_in(user_model, suite) if suite else user_model.factory
+    suite = suite or user_model.search_path / NO_SUITE
     request: dict[str, object] = {"precision": scheme, "backend": model.backend, "socs": (soc,)}
     request |= {"cpu_nodes": cpu_nodes, **({"nodes": file.nodes} if file else {})}
     request |= {"calibration": model.calibration} if scheme not in AS_IT_IS else {}
@@ -318,10 +318,10 @@ def program_of(
             {"factory": factory, "samples": place, "inferences": model.inferences, "run": (run,)}
         )
     except ValidationError as error:
-        expected = error.errors()[0]["msg"].removeprefix("Value error, ")
-        message = f"{named.name}, {scheme}: expected {expected}"
+        words = error.errors()[0]["msg"].removeprefix("Value error, ")
+        message = f"{user_model.name}, {scheme}: expected {words}"
         raise UsageError(message, fix="correct that field of the run") from error
-    return passing(ExecutorchProgram(suite, named.name, case, run, soc, model.selection.profile), model)
+    return passing(ExecutorchProgram(suite, user_model.name, case, run, soc, model.selection.profile), model)
 
 
 def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:
@@ -360,7 +360,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
     programs = programs_of(model)
     refuse_floats(programs[0].run.quantizes, programs[0].run.precision)
     plan = plan_of_model(model, "quantize", programs)
-    results, products = done(quantizing(plan)), []
+    results, products = run_step(quantizing(plan)), []
     for program in plan.programs:
         result = require_done(program, plan, results)
         assert result.folder is not None
@@ -401,8 +401,8 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     if any("error 5000" in line for line in loading.says):
         message = f"{context}: {'; '.join(loading.says)}"
         raise CheckFailed(message, fix="compile it with this QNN, or another --profile")
-    known = load_socs()
-    soc = next((name for name in contents.socs if name in known), selection.soc)
+    socs = load_socs()
+    soc = next((name for name in contents.socs if name in socs), selection.soc)
     log = Path(selection.reports).absolute() / "wrap" / f"{context.name}.log"
     with replacing(output.absolute()) as part:
         environ = closed(environment.merged(os.environ))
@@ -432,17 +432,17 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
         inputs = inputs_of_program(program, files)
         runner = ready_runner(os.environ, selection.reports)
         environment = closed(ready_environment(selection, os.environ).merged(os.environ))
-        listed = runner.write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
+        input_list = runner.write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
         outputs, figures = folder / "outputs", folder / "figures"
         outputs.mkdir()
-        command = runner.command(program, listed, outputs, figures=figures)
+        command = runner.command(program, input_list, outputs, figures=figures)
         with at_work(f"running {model.typed}"):
             error = call_runner(command, folder / "run.log", environment, model.work.timeout)
         if error:
             raise CheckFailed(f"{path}: {error}", fix=session("inspect", path))
         where = f"{_where(contents)}; by {runner.described}"
-        found = dict(_outputs(outputs, _method(program, contents), runner.shapes_in(figures)))
-        return Ran(inputs, found, where)
+        values = dict(_outputs(outputs, _method(program, contents), runner.shapes_in(figures)))
+        return Ran(inputs, values, where)
 
 
 def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
@@ -455,11 +455,11 @@ def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
         return drawn(signature)
     if len(files) == 1 and files[0].endswith(".npz"):
         return read_inputs(files, signature)
-    named = [text.partition("=")[2] or text for text in files]
-    if len(named) != len(signature.inputs):
-        message = f"expected --input {len(signature.inputs)} times, found {len(named)}"
+    paths = [text.partition("=")[2] or text for text in files]
+    if len(paths) != len(signature.inputs):
+        message = f"expected --input {len(signature.inputs)} times, found {len(paths)}"
         raise UsageError(message, fix="one for each input")
-    pairs = zip(signature.inputs, named, strict=True)
+    pairs = zip(signature.inputs, paths, strict=True)
     return read_inputs([f"{tensor.name}={file}" for tensor, file in pairs], signature)
 
 

@@ -43,12 +43,12 @@ class Patterns(set[str]):
     def __init__(self, option: str, patterns: Iterable[str]) -> None:
         super().__init__(patterns)
         self.option = option
-        self.used: set[str] = set()
+        self.matches: set[str] = set()
 
     def matching(self, name: object) -> str | None:
         for pattern in self:
             if isinstance(name, str) and fnmatchcase(name, pattern):
-                self.used.add(pattern)
+                self.matches.add(pattern)
                 return pattern
         return None
 
@@ -56,7 +56,7 @@ class Patterns(set[str]):
         return self.matching(name) is not None
 
     def require_used(self) -> None:
-        if unused := sorted(set(self) - self.used):
+        if unused := sorted(set(self) - self.matches):
             raise Failed("suite", f"{self.option} = {unused[0]!r} matches no node")
 
 
@@ -101,10 +101,10 @@ class ComputedModel:
 
     @classmethod
     def of(cls, chip_model: ChipModel) -> ComputedModel:
-        require_float32([*chip_model.sample, *chip_model.expected[0]])
+        require_float32([*chip_model.sample, *chip_model.float_outputs[0]])
         _require_scheme(chip_model.model, chip_model.run)
         if not chip_model.run.quantizes:
-            return cls(chip_model.model, chip_model.expected)
+            return cls(chip_model.model, chip_model.float_outputs)
         module, losses = prepared_model(chip_model).quantized()
         with step_of("quantize"):
             doing("run on CPU")
@@ -114,9 +114,9 @@ class ComputedModel:
     def in_torch(self, chip_model: ChipModel) -> InTorch:
         """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
         pairs = [
-            Pair(f"output {index} of inference {number}", wanted.numpy(), value.numpy(), index)
-            for number, rows in enumerate(zip(chip_model.expected, self.reference, strict=True))
-            for index, (wanted, value) in enumerate(zip(*rows, strict=True))
+            Pair(f"output {index} of inference {number}", exact.numpy(), value.numpy(), index)
+            for number, rows in enumerate(zip(chip_model.float_outputs, self.reference, strict=True))
+            for index, (exact, value) in enumerate(zip(*rows, strict=True))
         ]
         try:
             figures, slices = compared(pairs, non_finite=chip_model.case.non_finite)
@@ -134,7 +134,7 @@ def quantize(chip_model: ChipModel, request: QuantizeRequest) -> Quantized:
         exported = torch.export.export(computed.module, copied(chip_model.sample))
         torch.export.save(exported, into / QUANTIZED)
     return Quantized(
-        notes=tuple(chip_model.exported.loaded.notes),
+        notes=tuple(chip_model.exported.subject.notes),
         used=chip_model.used,
         losses=computed.losses,
         in_torch=computed.in_torch(chip_model),
@@ -211,7 +211,7 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     run, sample, batches = chip_model.run, chip_model.sample, chip_model.calibrating
     kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
     quantizer = QnnQuantizer(kinds[chip_model.backend], QcomChipset[chip_model.soc])
-    quantizer.set_default_quant_config(_dtype(run.precision), **_how(run.per_channel, run.precision))
+    quantizer.set_default_quant_config(_dtype(run.precision), **_settings(run.per_channel, run.precision))
     with step_of("export"):
         exported: Any = chip_model.exported.program(sample).module()
         floats, folded = outputs_of(exported, copied(sample)), norms_of(exported.graph)
@@ -238,7 +238,7 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     return Prepared(prepared, floats, folded, patterns, sample)
 
 
-def _how(per_channel: bool, scheme: str) -> dict[str, object]:
+def _settings(per_channel: bool, scheme: str) -> dict[str, object]:
     return {
         "is_conv_per_channel": per_channel,
         "is_linear_per_channel": per_channel,
@@ -247,7 +247,7 @@ def _how(per_channel: bool, scheme: str) -> dict[str, object]:
 
 
 def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any, Any]:
-    config = ModuleQConfig(_dtype(scheme), **_how(run.per_channel, scheme))
+    config = ModuleQConfig(_dtype(scheme), **_settings(run.per_channel, scheme))
     return (lambda node: node.name in names), config
 
 
@@ -268,18 +268,18 @@ def _dtype(scheme: str) -> Any:
 
 
 def _module_scheme(scheme: Any, run: ExecutorchRun, patterns: list[Patterns]) -> tuple[Any, Any]:
-    wanted = Patterns("modules", [scheme.name or scheme.type])
-    patterns.append(wanted)
+    pattern = Patterns("modules", [scheme.name or scheme.type])
+    patterns.append(pattern)
 
     def inside(node: Any) -> bool:
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
             kind_name = kind if isinstance(kind, str) else kind.__name__
             label = module_path(path) if scheme.name else kind_name.rpartition(".")[2]
-            if label in wanted:
+            if label in pattern:
                 return True
         return False
 
-    return inside, ModuleQConfig(_dtype(scheme.precision), **_how(scheme.per_channel, scheme.precision))
+    return inside, ModuleQConfig(_dtype(scheme.precision), **_settings(scheme.per_channel, scheme.precision))
 
 
 def save_raw(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> Inferences:

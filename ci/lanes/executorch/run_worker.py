@@ -27,22 +27,22 @@ def prepare() -> None:
         importlib.import_module(name)
 
 
-def _measured(order: Mapping[str, object]) -> EmulatorRun:
+def _run(order: Mapping[str, object]) -> EmulatorRun:
     from ci.suite.accuracy import Unusable, compared, each_sample_db, in_files
 
     request, folder = read(RunRequest, order), Path(str(order["into"]))
     of, compiled = request.compared, Path(request.compiled)
     outputs = folder / OUTPUTS
     outputs.mkdir()
-    listed = ((compiled / row.file for row in inference) for inference in of.inputs)
+    files = ((compiled / row.file for row in inference) for inference in of.inputs)
     runner = Runner.ordered(request.runner)
-    inputs = runner.write_inputs(folder / INPUTS, listed)
+    inputs = runner.write_inputs(folder / INPUTS, files)
     command = runner.command(Path(request.program), inputs, outputs)
-    began = time.monotonic()
+    start = time.monotonic()
     doing("run")
     # The runner finds its own libraries; this process needs none of the SDK's.
     error = call_runner(command, folder / LOG, {**os.environ, "OMP_NUM_THREADS": "1"})
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     if error:
         return EmulatorRun(rule="run", message=error, seconds=seconds)
     try:
@@ -55,21 +55,21 @@ def _measured(order: Mapping[str, object]) -> EmulatorRun:
     return EmulatorRun(figures, tuple(slices), tuple(each_db), seconds=seconds)
 
 
-def measured(order: Mapping[str, object]) -> dict[str, object]:
+def run_program(order: Mapping[str, object]) -> dict[str, object]:
     meter = Meter()
-    return as_json(replace(_measured(order), cpu_seconds=meter.read().cpu_seconds))
+    return as_json(replace(_run(order), cpu_seconds=meter.read().cpu_seconds))
 
 
 def _figures(order: Mapping[str, object]) -> dict[str, object]:
     from ci.suite.accuracy import in_files, side_by_side
 
-    request, wanted = read(MetricRequest, order), read(ComparedOutputs, order)
+    request, outputs = read(MetricRequest, order), read(ComparedOutputs, order)
     os.chdir(request.working_folder)
     pairs, against = (
-        in_files(request.outputs, Path(wanted.compiled), rows, choices=False)
-        for rows in (wanted.compared.expected, wanted.compared.reference)
+        in_files(request.outputs, Path(outputs.compiled), rows, choices=False)
+        for rows in (outputs.compared.expected, outputs.compared.reference)
     )
-    figures = side_by_side(request.function, pairs, against, len(wanted.compared.expected))
+    figures = side_by_side(request.function, pairs, against, len(outputs.compared.expected))
     return as_json(MetricFigures(figures))
 
 

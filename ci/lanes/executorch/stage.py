@@ -101,14 +101,14 @@ def jobs_of(programs: Sequence[ExecutorchProgram]) -> dict[str, Job]:
 def _row_of_compiled(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Mapping[str, Metric]:
-    shown: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
+    row: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
     result = results.get(program.name)
     record = result.record if result is not None else None
     if result is None or not isinstance(record, ChipProgram):
-        return shown
+        return row
     if record.in_torch:
-        shown["figures"] = dict(record.in_torch.figures)
-    return shown | {
+        row["figures"] = dict(record.in_torch.figures)
+    return row | {
         "cached": result.cached,
         "program": str(program_file(result)),
         "seconds": record.seconds,
@@ -142,8 +142,8 @@ def run_emulation(options: StageOptions) -> int:
         _refuse_other_backends(plan)
         runner = ready_runner(os.environ, selection.reports)
         compiled = compile_programs(plan)
-        measured = measure(plan, runner, compiled)
-        results = {COMPILED: compiled, RAN: measured}
+        runs = measure(plan, runner, compiled)
+        results = {COMPILED: compiled, RAN: runs}
         plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
         verdicts = {
             program.name: Verdict(of_run(plan, program, of), _row_of_run(plan, program, of))
@@ -166,7 +166,7 @@ def _refuse_other_backends(plan: ExecutorchPlan) -> None:
 
 def measured_of(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
     """Costs and accuracy, all from one build."""
-    measured = {name: result for name, result in results[RAN].items() if ran(result)}
+    runs = {name: result for name, result in results[RAN].items() if ran(result)}
     recorded = {
         name: {
             "build_id": plan.build_id,
@@ -174,27 +174,27 @@ def measured_of(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
             "accuracy": rounded(ran_in(result).figures),
             **({} if result.cached else {"run_seconds": round(ran_in(result).seconds, 1)}),
         }
-        for name, result in measured.items()
+        for name, result in runs.items()
     }
-    return MeasuredValues({name: ran_in(result).figures for name, result in measured.items()}, recorded)
+    return MeasuredValues({name: ran_in(result).figures for name, result in runs.items()}, recorded)
 
 
 def _row_of_run(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Mapping[str, Metric]:
     figures = figures_of(results.get(RAN))
-    shown: dict[str, Metric] = {
+    row: dict[str, Metric] = {
         "backend": program.backend,
         "scheme": program.run.precision,
         "thresholds": shown_thresholds(program, figures or {}),
     }
     if figures is None:
-        return shown
-    lowered, result, agreed = results[COMPILED], results[RAN], program.recorded
+        return row
+    compiled, result, agreed = results[COMPILED], results[RAN], program.recorded
     record = ran_in(result)
-    return shown | {
-        "sha256": hash_file(program_file(lowered)),
-        "costs": dict(costs_of(lowered)),
+    return row | {
+        "sha256": hash_file(program_file(compiled)),
+        "costs": dict(costs_of(compiled)),
         "cached": result.cached,
         "figures": dict(figures),
         "slices": list(record.slices),
@@ -208,7 +208,7 @@ def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
     results = run_cached_step(running(plan, runner, compiled), runnable)
     scores = _scores(plan, runnable, compiled, results)
     for program in runnable:
-        result, lowered, evidence = results[program.name], compiled[program.name], plan.logs / program.name
+        result, build, evidence = results[program.name], compiled[program.name], plan.logs / program.name
         # That of an earlier run.
         shutil.rmtree(evidence, ignore_errors=True)
         score = scores.get(program.name)
@@ -217,7 +217,7 @@ def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         elif score:
             record = ran_in(result)
             result = replace(result, record=replace(record, figures={**record.figures, **score.figures}))
-        wrong = findings_of(program, result, compiled_in(lowered))
+        wrong = findings_of(program, result, compiled_in(build))
         folder = result.folder if wrong else None
         if folder:
             shutil.copytree(folder, evidence)

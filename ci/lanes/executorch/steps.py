@@ -140,13 +140,13 @@ def worker_step(
     plan: ExecutorchPlan,
     kind: str,
     work: str,
-    asked: Mapping[str, Any] = NOTHING,
+    arguments: Mapping[str, Any] = NOTHING,
     *,
     known_by: Callable[[CachedResults], Key] | None = None,
     **more: Any,
 ) -> Step:
     """What the function `work` of the worker does with each program's model, which it exports first. The work
-    gets what is `asked`; its result depends on that, or on what it is `known_by`, and not on how long it
+    gets the `arguments`; its result depends on them, or on what it is `known_by`, and not on how long it
     takes."""
 
     def key(program: ExecutorchProgram, results: CachedResults) -> Key:
@@ -154,7 +154,7 @@ def worker_step(
         order = program.order
         run = {name: value for name, value in order.run.items() if name != "calibration"}
         case = {name: order.case[name] for name in ("backend", "non_finite")}
-        options = dict(known_by(results) if known_by else asked)
+        options = dict(known_by(results) if known_by else arguments)
         options.pop("seconds", None)
         return {"run": run, "case": case, "soc": program.soc, "options": options, "QNN": dict(plan.qnn)}
 
@@ -164,7 +164,7 @@ def worker_step(
         title=more.pop("title", f"programs for QNN {plan.build_id}"),
         function=f"{WORKER}:{work}",
         home=partial(_home, plan),
-        request=lambda program: {**as_json(program.order), **asked},
+        request=lambda program: {**as_json(program.order), **arguments},
         key=key,
         export=partial(_export, plan),
         export_key=_export_key,
@@ -175,9 +175,9 @@ def worker_step(
 
 def lowering(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> Step:
     """With `crashes_on_cpu`, what the compiler crashes on stays on the CPU."""
-    asked = {"crashes_on_cpu": crashes_on_cpu}
+    arguments = {"crashes_on_cpu": crashes_on_cpu}
     return worker_step(
-        plan, COMPILED, "compiled", asked, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
+        plan, COMPILED, "compiled", arguments, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
     )
 
 
@@ -194,8 +194,8 @@ def quantizing(plan: ExecutorchPlan) -> Step:
 
 def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step:
     """Ends with the float model, with these rewrites where they match."""
-    asked = {"needs": [as_json(need) for need in needs]}
-    return worker_step(plan, "rewritten", "rewritten", asked, reply=ModelRewrite, keeps_files=True)
+    arguments = {"needs": [as_json(need) for need in needs]}
+    return worker_step(plan, "rewritten", "rewritten", arguments, reply=ModelRewrite, keeps_files=True)
 
 
 def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
@@ -205,9 +205,9 @@ def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
 def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:
     """Of all runs of the case that are wanted."""
     alike = [row for row in plan.programs if _model_of(row) == _model_of(program)]
-    asked = ExportRequest(**as_json(program.order), runs={row.run.name: row.order.run for row in alike})
+    order = ExportRequest(**as_json(program.order), runs={row.run.name: row.order.run for row in alike})
     name, log = f"{program.suite}:{program.case_name}", export_log(plan, program)
-    return ChildTask(name, EXPORT, as_json(asked), plan.work.timeout, log)
+    return ChildTask(name, EXPORT, as_json(order), plan.work.timeout, log)
 
 
 def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:
@@ -235,10 +235,10 @@ def compile_programs(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> d
             message = f"{library} is in no wheel, and compiles for the LPAI; official SDKs have it"
             fix = other_profile(program)
             plan.refused[program.name] = Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, fix)
-    return done(lowering(plan, crashes_on_cpu=crashes_on_cpu))
+    return run_step(lowering(plan, crashes_on_cpu=crashes_on_cpu))
 
 
-def done(step: Step) -> dict[str, Result]:
+def run_step(step: Step) -> dict[str, Result]:
     """Of every program that is not refused, by name; its files are in the result's folder."""
     plan = step.plan
     assert isinstance(plan, ExecutorchPlan)
@@ -289,7 +289,7 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         plan=plan,
         kind=RAN,
         title="runs on the emulator",
-        function=f"{RUN_WORKER}:measured",
+        function=f"{RUN_WORKER}:run_program",
         home=partial(home_of_runs, plan),
         request=request,
         key=key,

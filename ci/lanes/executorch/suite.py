@@ -175,9 +175,9 @@ def case_of(order: ProgramOrder) -> ExecutorchCase:
     return ExecutorchCase.model_validate_json(json.dumps({**order.case, "run": [run]}))
 
 
-def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
+def chosen_for(subject: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
     calibration = run.calibration if run.quantizes else 0
-    return loaded.choose(case.inferences, calibration)
+    return subject.choose(case.inferences, calibration)
 
 
 SUITES = Suites(

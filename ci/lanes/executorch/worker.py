@@ -79,11 +79,11 @@ class EmulatedTrial:
         )
         self.trials = 0
 
-    def __call__(self, graph: Any, expected: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    def __call__(self, graph: Any, reference: Sequence[Sequence[Array]]) -> list[list[Array]]:
         self.trials += 1
         doing(f"cut {self.trials}")
         program = self.folder / "cut.pte"
-        program.write_bytes(self._lowered(graph))
+        program.write_bytes(self._lower(graph))
         outputs = empty_folder(self.folder / "outputs")
         command = self.runner.command(program, self.inputs, outputs)
         if error := call_runner(command, self.folder / "run.log", os.environ):
@@ -93,10 +93,10 @@ class EmulatedTrial:
                 numpy.fromfile(outputs / f"output_{number}_{index}.raw", array.dtype).reshape(array.shape)
                 for index, array in enumerate(arrays)
             ]
-            for number, arrays in enumerate(expected)
+            for number, arrays in enumerate(reference)
         ]
 
-    def _lowered(self, graph: TorchGraph) -> bytes:
+    def _lower(self, graph: TorchGraph) -> bytes:
         run = self.chip_model.run
         on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
         part = replace(self.chip_model, compared=graph.samples)
@@ -108,18 +108,18 @@ class EmulatedTrial:
 
 
 def diverge(chip_model: ChipModel, request: DivergenceRequest) -> DivergenceResult:
-    began = time.monotonic()
+    start = time.monotonic()
     graph = graph_of(chip_model)
     chip = EmulatedTrial(chip_model, Runner.ordered(request.runner), request.into)
     suspects = suspects_of(
         graph, chip_model.run.precision, chip_model.soc, request.versions, request.program_db
     )
-    left = replace(request, seconds=request.seconds - (time.monotonic() - began))
-    return Divergence(graph, chip, left, partial(keep_partial, request.into, as_json), suspects).search()
+    rest = replace(request, seconds=request.seconds - (time.monotonic() - start))
+    return Divergence(graph, chip, rest, partial(keep_partial, request.into, as_json), suspects).search()
 
 
 def suspects_of(
-    graph: TorchGraph, precision: str, soc: str, versions: Mapping[Product, str], whole: float | None
+    graph: TorchGraph, precision: str, soc: str, versions: Mapping[Product, str], program_db: float | None
 ) -> dict[str, list[str]]:
     """The operators that can have a known fault, with these faults: the first of each fault before the second
     ones, and before others what is measured to lose as much as the program does."""
@@ -127,8 +127,8 @@ def suspects_of(
     times: Counter[str] = Counter()
     faults: dict[str, list[str]] = {}
     for name in graph.operators:
-        for met in faults_in(graph.traits(name), precision, soc, versions, seen_db=whole):
-            distance = 0.0 if whole is None else abs(effect_db(met.fault) - whole)
+        for met in faults_in(graph.traits(name), precision, soc, versions, seen_db=program_db):
+            distance = 0.0 if program_db is None else abs(effect_db(met.fault) - program_db)
             ranked.append(((times[met.fault.id], distance), name))
             times[met.fault.id] += 1
             faults.setdefault(name, []).append(met.fault.id)
@@ -149,7 +149,7 @@ def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
     compared, calibrating = chip_model.compared, chip_model.calibrating
     if not calibrating and not chip_model.used.given:
         # A quarter of the files is compared: of all that are drawn, as many as here.
-        calibrating = chip_model.exported.loaded.drawn_to_calibrate(3 * len(compared))
+        calibrating = chip_model.exported.subject.drawn_to_calibrate(3 * len(compared))
     repaired, into = RepairedModule(chip_model.model, compared, BY_NAME), request.into
     repaired.apply(request.needs)
     if repaired.rewritten:
