@@ -64,7 +64,7 @@ def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named:
     return reply
 
 
-def ran(request: dict[str, Any]) -> dict[str, Any]:
+def run_model(request: dict[str, Any]) -> dict[str, Any]:
     save(Path(request["outputs"]), [{"y": np.arange(6, dtype=np.float32)}])
     return _told(request)
 

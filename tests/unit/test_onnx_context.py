@@ -23,7 +23,7 @@ def recorded(folder: Path, path: Path | None = None, **changes: object) -> Path:
     context = read_context(path)
     values: dict[str, object] = {
         "model": path.name,
-        "files": {file.name: hash_file(file) for file in (path, *context.beside)},
+        "files": {file.name: hash_file(file) for file in (path, *context.data_files)},
         "soc": "SM8650",
         "soc_id": 57,
         "arch": 75,
@@ -40,7 +40,7 @@ def recorded(folder: Path, path: Path | None = None, **changes: object) -> Path:
 def test_a_compiled_model_says_what_it_is_for(tmp_path: Path, embed: bool) -> None:
     context = read_context(context_model(tmp_path, embed=embed))
     assert (context.build_ids, context.soc_id, context.arch) == ((BUILD_ID,), 57, 75)
-    assert [file.name for file in context.beside] == ([] if embed else ["model_ctx_qnn.bin"])
+    assert [file.name for file in context.data_files] == ([] if embed else ["model_ctx_qnn.bin"])
 
 
 @pytest.mark.parametrize(

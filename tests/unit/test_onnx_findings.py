@@ -10,7 +10,7 @@ import pytest
 
 from ci.artifacts.compiler_log import Traffic
 from ci.lanes.onnx.findings import (
-    changed,
+    changes_of,
     cost,
     findings_of,
 )
@@ -98,7 +98,7 @@ class TestChanged:
     def found(self, folder: Path, agreed: Recorded, result: Any) -> list[tuple[str, Severity, str]]:
         text = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         program = replace(programs_of(write_suite(folder, text))[0], recorded=agreed)
-        findings = list(changed(program, result, 1.0))
+        findings = list(changes_of(program, result, 1.0))
         assert all("--accept" in finding.fix for finding in findings)
         return [(finding.rule, finding.severity, finding.message) for finding in findings]
 

@@ -56,7 +56,7 @@ def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimit
         plan_of([program], model.selection, model.work),
         "onnx-divergence",
         "searched",
-        asked=limits,
+        request=limits,
         title="the operator that differs",
         rest="between",
     )
@@ -64,8 +64,8 @@ def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimit
     result, first = searched.answer, searched.answer.first
     if first is None:
         return result
-    known = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
-    faults = tuple(SuspectedFault.of(fault) for fault in known if first.operator in fault.operators)
+    rows = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
+    faults = tuple(SuspectedFault.of(fault) for fault in rows if first.operator in fault.operators)
     return replace(result, first=replace(first, known=faults))
 
 
@@ -73,18 +73,18 @@ def script_of(
     model: OneModel, program: OnnxProgram, operator: DivergentOperator, least: float
 ) -> OperatorScript:
     needs = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "onnxruntime-qnn"))
-    asked = ScriptRequest.of(operator, program.name, least, needs)
+    request = ScriptRequest.of(operator, program.name, least, needs)
     plan = plan_of([program], model.selection, model.work)
-    step = command_step(plan, "onnx-script", "script", asked=asked, title="the script")
+    step = command_step(plan, "onnx-script", "script", request=request, title="the script")
     return answered(step, OperatorScript).answer
 
 
-def scores_of(model: OneModel, program: OnnxProgram, asked: ScoreRequest) -> Scores:
+def scores_of(model: OneModel, program: OnnxProgram, request: ScoreRequest) -> Scores:
     step = command_step(
         plan_of_model(model, program),
         "onnx-scores",
         "scored",
-        asked=asked,
+        request=request,
         title="scores",
         rest="left",
     )
@@ -92,17 +92,17 @@ def scores_of(model: OneModel, program: OnnxProgram, asked: ScoreRequest) -> Sco
 
 
 def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
-    done = answered(rewriting(plan_of_model(model, program_of(model)), rules), ModelRewrite)
-    assert done.folder
-    path = done.folder / REWRITTEN
-    return Rewritten(done.answer.changes, path if path.is_file() else None)
+    reply = answered(rewriting(plan_of_model(model, program_of(model)), rules), ModelRewrite)
+    assert reply.folder
+    path = reply.folder / REWRITTEN
+    return Rewritten(reply.answer.changes, path if path.is_file() else None)
 
 
 def rewriting(plan: OnnxPlan, rules: tuple[str, ...] | None) -> Step:
     """Ends with the model, with the rewrites that this build needs where they match."""
     tables = (hash_file(known_faults.MANIFEST), hash_file(known_faults.FIXES))
-    asked = WantedRewrites(rules, tables)
-    return command_step(plan, "onnx-rewrite", "rewritten", asked=asked, keeps_files=True)
+    choice = WantedRewrites(rules, tables)
+    return command_step(plan, "onnx-rewrite", "rewritten", request=choice, keeps_files=True)
 
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
@@ -123,8 +123,8 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
         if failure.exit_code != CheckFailed.exit_code:
             require_done(result)
         return NoProgram(failure.message, failure.fix)
-    found = answer_in(result, Mixed)
-    facts = found.answer
+    reply = answer_in(result, Mixed)
+    facts = reply.answer
     return AuditRow(
         delegated=facts.delegated,
         cpu=facts.cpu,
@@ -140,6 +140,6 @@ def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
     program = program_of(model)
     refuse_floats(program.run.quantizes, program.run.kind)
     plan = plan_of_model(model, program)
-    found = answered(command_step(plan, "onnx-losses", "losses"), Losses)
-    words = f"{program.name}: {in_words(found.quantized_model.near.figures)} against float {found.used}"
-    return f"{words}, both by ONNX Runtime on the CPU", found.answer.losses
+    reply = answered(command_step(plan, "onnx-losses", "losses"), Losses)
+    words = f"{program.name}: {in_words(reply.quantized_model.near.figures)} against float {reply.used}"
+    return f"{words}, both by ONNX Runtime on the CPU", reply.answer.losses

@@ -83,10 +83,10 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     """Findings that need no baseline."""
     again = SUITES.repeat(program)
     error = errors_of(program.name, again)
-    if ended := recorded_failure(program, result):
-        rule = "onnx-fails" if ended.failed else "onnx-refuses"
+    if outcome := recorded_failure(program, result):
+        rule = "onnx-fails" if outcome.failed else "onnx-refuses"
         fix = Fix("{} asks it again", again)
-        yield Finding(rule, Severity.NOTE, program.name, ended.message, fix)
+        yield Finding(rule, Severity.NOTE, program.name, outcome.message, fix)
         return
     if failure := result.failure:
         yield error(f"onnx-{failure.rule}", failure.message, failure.fix)
@@ -101,7 +101,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if program.case.recorded and computed_otherwise(near):
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, again.plus("--no-cache", "--keep"))
-    used, causes = facts.used, causes_of(context.near, context.choices)
+    inputs, causes = facts.used, causes_of(context.near, context.choices)
     divergence = _command(program, "divergence")
     # The figures of a recorded case are held by the baseline.
     misses = [] if program.case.recorded else missed(program.thresholds, near, program.run.kind)
@@ -112,7 +112,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         fixes = [cure, accepting(program, misses)]
         message = accuracy_message(misses, near, causes, context.each_db)
         agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
-        if not agreed and Evidence(program.run.kind, used).provisional(near):
+        if not agreed and Evidence(program.run.kind, inputs).provisional(near):
             words = PROVISIONAL + message
             yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
         else:
@@ -120,7 +120,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     yield from below_usual_of(program, near, lambda: causes, divergence)
     if program.run.precision == "fp16" and context.half_floats is False:
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
-    if used.noise:
+    if inputs.noise:
         message = "compared on random inputs: the case names no samples"
         yield Finding("onnx-samples", Severity.WARNING, program.name, message, _samples_for(program))
 
@@ -140,7 +140,7 @@ def build_id_of(result: Result) -> str:
     return facts_in(result).context.record.build_id
 
 
-def changed(program: OnnxProgram, result: Result, margin_db: float) -> Iterator[Finding]:
+def changes_of(program: OnnxProgram, result: Result, margin_db: float) -> Iterator[Finding]:
     """Of a case whose every result is recorded: one that is not as the baseline says."""
     if not program.case.recorded or (result.failure and not recorded_failure(program, result)):
         return
@@ -151,11 +151,11 @@ def changed(program: OnnxProgram, result: Result, margin_db: float) -> Iterator[
         yield Finding("cost-no-baseline", Severity.WARNING, program.name, message, again)
         return
     now = agreed.model_copy(update=outcome_of(program, result))
-    before, found = _outcome(agreed), _outcome(now)
-    worse = [] if before == found else [f"expected {before}, found {found}"]
-    if before == found and agreed.message and words_of(agreed.message) != words_of(now.message):
+    before, after = _outcome(agreed), _outcome(now)
+    worse = [] if before == after else [f"expected {before}, found {after}"]
+    if before == after and agreed.message and words_of(agreed.message) != words_of(now.message):
         worse = [f"expected {before} of `{agreed.message}`, found `{now.message}`"]
-    if before == found and not result.failure:
+    if before == after and not result.failure:
         worse += _lower_figures(agreed.accuracy, facts_in(result).context.near.figures, margin_db)
     if worse:
         words = "; ".join(worse)
@@ -178,24 +178,24 @@ def _lower_figures(agreed: Mapping[str, float], now: Mapping[str, float], margin
             continue
         value, margin = now.get(name), margin_db if name.endswith("_db") else ROUNDED
         if value is None:
-            yield f"{name} {_shown(name, figure)} is missing now"
+            yield f"{name} {_value_in_words(name, figure)} is missing now"
         elif not value >= figure - margin:
-            yield f"{name} {_shown(name, value)} instead of {_shown(name, figure)}"
+            yield f"{name} {_value_in_words(name, value)} instead of {_value_in_words(name, figure)}"
 
 
-def _shown(name: str, value: float) -> str:
+def _value_in_words(name: str, value: float) -> str:
     return in_decibels(value) if name.endswith("_db") else f"{value:g}"
 
 
 def outcome_of(program: OnnxProgram, result: Result) -> dict[str, object]:
     """By the fields of a baseline, what becomes of a program beside its costs and figures."""
-    ended = recorded_failure(program, result) or NO_FAILURE
+    outcome = recorded_failure(program, result) or NO_FAILURE
     facts = None if result.failure else facts_in(result)
     return {
-        "refused": ended.refused,
-        "taken": ended.taken,
-        "failed": ended.failed,
-        "message": first_line(ended.message) if ended.failed else "",
+        "refused": outcome.refused,
+        "taken": outcome.taken,
+        "failed": outcome.failed,
+        "message": first_line(outcome.message) if outcome.failed else "",
         "in_float": facts is not None and facts.quantized_model.in_float,
         "draws": tuple(map(rounded, facts.context.draws)) if facts else (),
     }
@@ -226,14 +226,14 @@ def costs_of(result: Result) -> dict[str, float]:
 
 def row(program: OnnxProgram, result: Result) -> dict[str, Metric]:
     context = None if result.failure else facts_in(result).context
-    shown: dict[str, Metric] = {
+    metrics: dict[str, Metric] = {
         "precision": program.run.kind,
         "thresholds": shown_thresholds(program, context.near.figures if context else {}),
     }
     if not context:
-        return shown
+        return metrics
     costs, facts = costs_of(result), facts_in(result)
-    return shown | {
+    return metrics | {
         "cached": result.cached,
         "figures": dict(context.near.figures),
         "slices": list(context.near.slices),

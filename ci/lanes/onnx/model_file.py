@@ -53,18 +53,18 @@ class GraphProblem:
     fix: str
 
     def __str__(self) -> str:
-        named = self.message.startswith(self.subject)
-        return self.message if named else f"{self.subject}: {self.message}"
+        is_named = self.message.startswith(self.subject)
+        return self.message if is_named else f"{self.subject}: {self.message}"
 
 
 class NotCompilable(CheckFailed):
     """A model with problems that are found before the provider is asked."""
 
     def __init__(self, path: Path, problems: Sequence[GraphProblem]) -> None:
-        listed = "; ".join(map(str, problems[:SHOWN]))
+        words = "; ".join(map(str, problems[:SHOWN]))
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         fixes = dict.fromkeys(problem.fix for problem in problems[:SHOWN])
-        super().__init__(f"{path}: {listed}{more}", fix=join(fixes))
+        super().__init__(f"{path}: {words}{more}", fix=join(fixes))
         self.problems = tuple(problems)
 
 
@@ -73,20 +73,20 @@ def load_graph(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    model, found = onnx.ModelProto(), ""
+    model, content = onnx.ModelProto(), ""
     try:
         model = onnx.load(str(path), load_external_data=False)
     except OSError as error:
         fix = "name an .onnx that is there, and that you may read"
         raise UsageError(f"{path}: {error.strerror or error}", fix=fix) from error
     except (DecodeError, ValueError):
-        found = f"{path.stat().st_size} bytes that are not one or only a part of one"
+        content = f"{path.stat().st_size} bytes that are not one or only a part of one"
     if not path.stat().st_size:
-        found = "an empty file"
-    elif not found and not (model.graph.node and model.opset_import):
-        found = f"one without {'an operator set' if model.graph.node else 'nodes'}"
-    if found:
-        message = f"{path}: expected an ONNX model, found {found}"
+        content = "an empty file"
+    elif not content and not (model.graph.node and model.opset_import):
+        content = f"one without {'an operator set' if model.graph.node else 'nodes'}"
+    if content:
+        message = f"{path}: expected an ONNX model, found {content}"
         raise CheckFailed(message, fix=fix_of_content(path, "export or copy it again"))
     return model
 
@@ -155,39 +155,39 @@ def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:
     """Set the sizes of named dimensions wherever the names occur, and all sizes of named inputs."""
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     dimensions = [dimension for value in values for dimension in value.type.tensor_type.shape.dim]
-    known = {dimension.dim_param for dimension in dimensions if dimension.dim_param}
+    params = {dimension.dim_param for dimension in dimensions if dimension.dim_param}
     inputs = {value.name: value.type.tensor_type for value in model.graph.input}
-    named: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for name, size in sizes.items():
-        if isinstance(size, int) and name in known:
-            named[name] = size
+        if isinstance(size, int) and name in params:
+            by_name[name] = size
         elif name in inputs:
-            named |= _fix_input(name, inputs[name], (size,) if isinstance(size, int) else size)
+            by_name |= _fix_input(name, inputs[name], (size,) if isinstance(size, int) else size)
         else:
-            names = sorted(known) if isinstance(size, int) else list(inputs)
+            names = sorted(params) if isinstance(size, int) else list(inputs)
             raise UsageError(
                 f"--dimension {name}: no {'dimension' if isinstance(size, int) else 'input'} has that name",
                 fix=f"use one of: {', '.join(names)}" if names else "leave --dimension out",
             )
     for dimension in dimensions:
-        if dimension.dim_param in named:
-            dimension.dim_value = named[dimension.dim_param]
+        if dimension.dim_param in by_name:
+            dimension.dim_value = by_name[dimension.dim_param]
 
 
 def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> dict[str, int]:
     """Fix an input's sizes; returns those that have a name, which may occur elsewhere."""
-    found = [dimension.dim_value or dimension.dim_param or -1 for dimension in kind.shape.dim]
+    shape = [dimension.dim_value or dimension.dim_param or -1 for dimension in kind.shape.dim]
     if not kind.HasField("shape"):
         kind.shape.dim.extend([type(kind.shape).Dimension() for _ in sizes])
-        found = [-1 for _ in sizes]
-    if len(found) != len(sizes) or any(
-        isinstance(old, int) and old not in (-1, size) for old, size in zip(found, sizes, strict=True)
+        shape = [-1 for _ in sizes]
+    if len(shape) != len(sizes) or any(
+        isinstance(old, int) and old not in (-1, size) for old, size in zip(shape, sizes, strict=True)
     ):
-        message = f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]"
-        raise UsageError(message, fix=add_flags("--dimension", _sizes(Tensor(name, "", tuple(found)))))
+        message = f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, shape))}]"
+        raise UsageError(message, fix=add_flags("--dimension", _sizes(Tensor(name, "", tuple(shape)))))
     for dimension, size in zip(kind.shape.dim, sizes, strict=True):
         dimension.dim_value = size
-    return {str(old): size for old, size in zip(found, sizes, strict=True) if _is_name(old)}
+    return {str(old): size for old, size in zip(shape, sizes, strict=True) if _is_name(old)}
 
 
 def _is_name(size: int | str) -> bool:
@@ -293,14 +293,14 @@ def open_inputs(model: onnx.ModelProto) -> Iterator[GraphProblem]:
 
 
 def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:
-    seen: set[str] = set()
+    names: set[str] = set()
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     kinds = [(value.name, value.type.tensor_type.elem_type) for value in values]
     kinds += [(tensor.name, tensor.data_type) for tensor in model.graph.initializer]
     for name, number in kinds:
         kind = _kind(number)
-        if kind in NOT_ON_HTP and name not in seen:
-            seen.add(name)
+        if kind in NOT_ON_HTP and name not in names:
+            names.add(name)
             message = f"{name} is {NOT_ON_HTP[kind]}, which HTP does not have"
             fix = "export in float32" if kind != "STRING" else "turn text into numbers outside the model"
             yield GraphProblem("onnx-type", name, message, fix)
@@ -341,8 +341,8 @@ def _kind(number: int) -> str:
     """ONNX's name of a type, or its number if this onnx version does not know it."""
     import onnx
 
-    known = onnx.TensorProto.DataType
-    return known.Name(number) if number in known.values() else f"type {number}"
+    types = onnx.TensorProto.DataType
+    return types.Name(number) if number in types.values() else f"type {number}"
 
 
 def _name(node: onnx.NodeProto) -> str:
@@ -407,8 +407,8 @@ class ContextRecord:
             if record.schema != SCHEMA:
                 raise ValueError(f"schema {record.schema}")
         except (OSError, ValueError) as error:
-            found = f"something else ({str(error).splitlines()[0]})"
-            message = f"{path}: expected the record that `compile` wrote, found {found}"
+            content = f"something else ({str(error).splitlines()[0]})"
+            message = f"{path}: expected the record that `compile` wrote, found {content}"
             raise CheckFailed(message, fix="compile the model again") from error
         return record
 
@@ -418,7 +418,7 @@ class OnnxContext:
     """What a compiled .onnx says of itself."""
 
     path: Path
-    beside: tuple[Path, ...]
+    data_files: tuple[Path, ...]
     """The files of its contexts; none if they are embedded."""
     build_ids: tuple[str, ...]
     arch: int
@@ -431,14 +431,14 @@ def read_context(path: Path) -> OnnxContext:
     """Raises CheckFailed if the context was moved away from its data or is no context at all."""
     compiled = read_model(path)
     record = record_path(path)
-    known = {context.half_floats for context in compiled.contexts}
+    flags = {context.half_floats for context in compiled.contexts}
     return OnnxContext(
         path=path,
-        beside=tuple(context_beside(path, name) for name in compiled.files),
+        data_files=tuple(context_beside(path, name) for name in compiled.files),
         build_ids=tuple(sorted({build for context in compiled.contexts for build in context.build_ids})),
         arch=compiled.arch,
         soc_id=compiled.soc_id,
-        half_floats=None if None in known or not known else False not in known,
+        half_floats=None if None in flags or not flags else False not in flags,
         record=ContextRecord.read(record) if record.is_file() else None,
     )
 
@@ -459,7 +459,7 @@ def nodes_beside_context(path: Path) -> list[str]:
 
 def require_fit(context: OnnxContext, build_id: str, soc: Soc) -> None:
     """Raises CheckFailed unless the context is whole and made by this QNN build, and for this chip."""
-    require_recorded(context.path, context.beside)
+    require_recorded(context.path, context.data_files)
     if context.build_ids and set(context.build_ids) != {build_id}:
         raise CheckFailed(
             f"{context.path}: made by QNN {', '.join(context.build_ids)}, and this provider is {build_id}",

@@ -76,28 +76,28 @@ def options() -> dict[str, Option]:
     return {option.name: option for option in load(MANIFEST, OptionTable).option}
 
 
-def settings_of(chosen: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
+def settings_of(choice: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
     """Raises UsageError for an option without effect; the error names the nearest valid name or value."""
-    known = options()
+    table = options()
     texts = {
-        name: str(int(value)) if isinstance(value, bool | int) else value for name, value in chosen.items()
+        name: str(int(value)) if isinstance(value, bool | int) else value for name, value in choice.items()
     }
     for name, text in texts.items():
-        if name not in known:
-            raise UnknownName(f"{where}: there is no option {name!r}", name, known)
-        if (values := known[name].values) and text not in values:
+        if name not in table:
+            raise UnknownName(f"{where}: there is no option {name!r}", name, table)
+        if (values := table[name].values) and text not in values:
             raise UnknownName(f"{where}: there is no value of {name} {text!r}", text, values)
-        for message, fix in _problems(known[name], text, texts, soc, embed=embed):
+        for message, fix in _problems(table[name], text, texts, soc, embed=embed):
             raise UsageError(f"{where}: {message}", fix=fix)
     by_scope: dict[str, dict[str, str]] = {scope: {} for scope in SCOPES}
     for name, text in texts.items():
-        by_scope[known[name].scope][name] = text
+        by_scope[table[name].scope][name] = text
     return Settings(**by_scope)
 
 
-def files_of(chosen: Mapping[str, object]) -> list[Path]:
+def files_of(choice: Mapping[str, object]) -> list[Path]:
     """The files that checked options name."""
-    return [Path(str(value)) for name, value in chosen.items() if options()[name].kind == "file"]
+    return [Path(str(value)) for name, value in choice.items() if options()[name].kind == "file"]
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
@@ -124,8 +124,8 @@ def _problems(
     if option.kind == "flag" and text not in ("0", "1"):
         yield f"{name}: expected 0 or 1, found {text!r}", f"{name}=1"
     if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < least):
-        found = f"expected a whole number from {least} on, found {text!r}"
-        yield f"{name}: {found}", f"{name}={max(1, least)}"
+        message = f"expected a whole number from {least} on, found {text!r}"
+        yield f"{name}: {message}", f"{name}={max(1, least)}"
     if option.kind == "file" and not Path(text).is_file():
         # The provider ignores a missing file, or ends the process.
         yield f"{name}: there is no file {text}", "name a file that is there"
@@ -133,12 +133,12 @@ def _problems(
         yield f"{name}: {text!r} is not of the form {option.summary}", ""
     if option.kind == "flag" and text == "0":
         return
-    for other in option.needs:
-        if values.get(other, "0") == "0":
-            yield f"{name} has no effect without {other}", f"add {other}=1"
-    for other in option.conflicts:
-        if values.get(other, "0") != "0":
-            yield f"{name} contradicts {other}", f"leave {name} or {other} out"
+    for partner in option.needs:
+        if values.get(partner, "0") == "0":
+            yield f"{name} has no effect without {partner}", f"add {partner}=1"
+    for partner in option.conflicts:
+        if values.get(partner, "0") != "0":
+            yield f"{name} contradicts {partner}", f"leave {name} or {partner} out"
     if option.not_embedded and embed:
         yield f"{name} does not work with an embedded context", leave_out("--embed")
     if soc.id < option.soc_at_least:

@@ -128,7 +128,7 @@ NO_CHOICES = Choices({}, {}, {})
 class Comparison:
     """The outputs that a program's are compared with; those of the quantized model are none in float."""
 
-    expected: Sequence[Sample]
+    exact: Sequence[Sample]
     reference: Sequence[Sample]
     non_finite: bool
     floats: Choices = NO_CHOICES
@@ -140,9 +140,9 @@ class Comparison:
         self, outputs: Sequence[Sample], kind: str, beyond: Callable[[], Sequence[BeyondHalf]]
     ) -> Accuracy:
         """The worst figures, the slices that are lost, and, where too much is, what `beyond` gives."""
-        if not self.expected:
+        if not self.exact:
             return Accuracy()
-        pairs = _pairs(self.expected, outputs, self.floats), _pairs(self.reference, outputs, self.quantized)
+        pairs = _pairs(self.exact, outputs, self.floats), _pairs(self.reference, outputs, self.quantized)
         try:
             figures, slices = compared(*pairs, non_finite=self.non_finite)
         except Unusable as error:
@@ -154,26 +154,26 @@ class Comparison:
 
     def each_draw(self, outputs: Sequence[Sample]) -> list[dict[str, float]]:
         """The figures of each sample by itself that a word of the operator table is made from."""
-        floats = _pairs_by_sample(self.expected, outputs, self.floats)
+        floats = _pairs_by_sample(self.exact, outputs, self.floats)
         quantized = _pairs_by_sample(self.reference, outputs, self.quantized)
         samples = zip_longest(floats, quantized, fillvalue=())
         draws = (compare(*pairs, non_finite=self.non_finite) for pairs in samples)
         return [{name: figure for name, figure in row.items() if name in OF_A_DRAW} for row in draws]
 
     def each_db(self, outputs: Sequence[Sample]) -> list[float]:
-        count = len(self.expected)
-        return each_sample_db(_pairs(self.expected, outputs, NO_CHOICES), count) if count else []
+        count = len(self.exact)
+        return each_sample_db(_pairs(self.exact, outputs, NO_CHOICES), count) if count else []
 
     def measured_by(self, metric: str, outputs: Sequence[Sample]) -> dict[str, float]:
         """The figures of the user's own metric."""
-        pairs, against = (_pairs(wanted, outputs, NO_CHOICES) for wanted in (self.expected, self.reference))
-        return side_by_side(metric, pairs, against, len(self.expected))
+        pairs, against = (_pairs(rows, outputs, NO_CHOICES) for rows in (self.exact, self.reference))
+        return side_by_side(metric, pairs, against, len(self.exact))
 
 
 def comparison_of(
     files: ModelFiles,
     samples: Sequence[Sample],
-    expected: Sequence[Sample],
+    exact: Sequence[Sample],
     reference: Sequence[Sample],
     *,
     non_finite: bool,
@@ -183,21 +183,21 @@ def comparison_of(
     of_quantized = _choosers(files.model) if reference else floats
     names = [name for name in floats if name in of_quantized]
     if not names or not samples:
-        return Comparison(expected, reference, non_finite)
-    wanted = _chosen_among(files.source, floats, names, samples)
-    found = _chosen_among(files.model, of_quantized, names, samples) if reference else {}
-    axes = {name: _axis(floats[name]) % wanted[name][0].ndim for name in names}
-    noise = {name: tie_noise(wanted[name], found.get(name, ()), axes[name]) for name in names}
+        return Comparison(exact, reference, non_finite)
+    values = _chosen_among(files.source, floats, names, samples)
+    quantized = _chosen_among(files.model, of_quantized, names, samples) if reference else {}
+    axes = {name: _axis(floats[name]) % values[name][0].ndim for name in names}
+    noise = {name: tie_noise(values[name], quantized.get(name, ()), axes[name]) for name in names}
     choosers = [f"{floats[name].op_type} ({floats[name].name})" for name in names]
-    choices = Choices(wanted, axes, noise), Choices(found, axes, noise)
-    return Comparison(expected, reference, non_finite, *choices, choosers)
+    choices = Choices(values, axes, noise), Choices(quantized, axes, noise)
+    return Comparison(exact, reference, non_finite, *choices, choosers)
 
 
 def _choosers(path: Path) -> dict[str, onnx.NodeProto]:
     """The operators that give indices as outputs, by output."""
     model = onnx.load(str(path), load_external_data=False)
     maker = {name: node for node in model.graph.node for name in node.output}
-    found = {}
+    choosers = {}
     for output in model.graph.output:
         node, tensor = maker.get(output.name), output.name
         while node is not None and node.op_type in SAME_VALUES:
@@ -205,8 +205,8 @@ def _choosers(path: Path) -> dict[str, onnx.NodeProto]:
             node = maker.get(tensor)
         # TopK's first output are the values.
         if node is not None and node.op_type in CHOOSERS and tensor == node.output[-1]:
-            found[output.name] = node
-    return found
+            choosers[output.name] = node
+    return choosers
 
 
 def _axis(node: onnx.NodeProto) -> int:
@@ -224,21 +224,21 @@ def _chosen_among(
     return {name: [row[tensor] for row in rows] for name, tensor in operands.items()}
 
 
-def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample], among: Choices) -> Iterator[Pair]:
-    return chain.from_iterable(_pairs_by_sample(expected, outputs, among))
+def _pairs(exact: Sequence[Sample], outputs: Sequence[Sample], among: Choices) -> Iterator[Pair]:
+    return chain.from_iterable(_pairs_by_sample(exact, outputs, among))
 
 
 def _pairs_by_sample(
-    expected: Sequence[Sample], outputs: Sequence[Sample], among: Choices
+    exact: Sequence[Sample], outputs: Sequence[Sample], among: Choices
 ) -> Iterator[Iterator[Pair]]:
     """None if nothing is expected."""
-    pairs = zip(expected, outputs, strict=True) if expected else ()
-    return (_pairs_of(number, wanted, found, among) for number, (wanted, found) in enumerate(pairs))
+    pairs = zip(exact, outputs, strict=True) if exact else ()
+    return (_pairs_of(number, row, output, among) for number, (row, output) in enumerate(pairs))
 
 
-def _pairs_of(number: int, wanted: Sample, found: Sample, among: Choices) -> Iterator[Pair]:
-    for name in wanted:
-        title, arrays = f"output {name} of sample {number}", (wanted[name], found[name])
+def _pairs_of(number: int, exact: Sample, output: Sample, among: Choices) -> Iterator[Pair]:
+    for name in exact:
+        title, arrays = f"output {name} of sample {number}", (exact[name], output[name])
         if name in among.values and arrays[0].shape == arrays[1].shape:
             values, dim, noise = among.values[name][number], among.axes[name], among.noise[name]
             yield pair_of_choice(title, *arrays, name, values, dim=dim, noise=noise)
@@ -253,10 +253,10 @@ COMPARED_SEED = 1 << 20
 """Of the first drawn sample but one that is compared: no sample that calibrates has it."""
 
 
-def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
+def prepare(order: OnnxOrder, preparing: Preparing) -> PreparedModel:
     """Export or check the model, and save inputs and the float model's outputs beside it."""
     case, into = order.case, order.into
-    count = order.run.calibration if how.calibration is None else how.calibration
+    count = order.run.calibration if preparing.calibration is None else preparing.calibration
     notes: Sequence[tuple[str, str]] = ()
     if case.factory:
         model, (samples, calibration, used), notes = _exported(order, count)
@@ -266,11 +266,11 @@ def prepare(order: OnnxOrder, how: Preparing) -> PreparedModel:
         signature = signature_of(load_graph(model))
         rows = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
         samples, calibration, used = divided(rows, case.inferences, count)
-    if how.drawn and not calibration:
-        wanted = most_calibrating(count, has_data=False)
-        calibration = [drawn(signature, seed) for seed in range(1, wanted + 1)]
-        used = replace(used, calibrating=wanted)
-    if not how.compares:
+    if preparing.drawn and not calibration:
+        most = most_calibrating(count, has_data=False)
+        calibration = [drawn(signature, seed) for seed in range(1, most + 1)]
+        used = replace(used, calibrating=most)
+    if not preparing.compares:
         samples = []
     elif not samples:
         count = case.inferences or drawn_compared(2 * size_of(load_graph(model)).macs)
@@ -304,15 +304,15 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
         raise NotCompilable(model, problems)
     if not make_plain(graph) and not dimensions:
         return model
-    whole = onnx.load(str(model))
+    proto = onnx.load(str(model))
     if dimensions:
-        fix_dimensions(whole, dimensions)
-        whole = onnx.shape_inference.infer_shapes(whole)
-    make_plain(whole)
+        fix_dimensions(proto, dimensions)
+        proto = onnx.shape_inference.infer_shapes(proto)
+    make_plain(proto)
     path = into / "static.onnx"
     # Its weights are external data again: one file may not hold more than 2 GB.
     more = {"save_as_external_data": True, "location": "static.bin"} if data_files else {}
-    onnx.save(whole, str(path), **more)
+    onnx.save(proto, str(path), **more)
     return path
 
 
@@ -322,17 +322,17 @@ def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Seque
     case = order.case
     assert case.factory is not None
     inputs = inputs_named(case.samples, case.inputs, order.search_path)
-    how = case.arguments, order.search_path, order.into, OPSET, inputs
-    model, loaded = provider.export(case.factory, *how)
-    if isinstance(loaded, dict):
-        return model, _resembling(loaded, case, count), ()
-    chosen = loaded.choose(case.inferences, count)
+    arguments = case.arguments, order.search_path, order.into, OPSET, inputs
+    model, subject = provider.export(case.factory, *arguments)
+    if isinstance(subject, dict):
+        return model, _resembling(subject, case, count), ()
+    choice = subject.choose(case.inferences, count)
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
-    def named(samples: list[tuple[Any, ...]]) -> list[Sample]:
+    def by_name(samples: list[tuple[Any, ...]]) -> list[Sample]:
         return [dict(zip(names, (tensor.numpy() for tensor in sample), strict=True)) for sample in samples]
 
-    return model, Divided(named(chosen.compared), named(chosen.calibrating), chosen.used), loaded.notes
+    return model, Divided(by_name(choice.compared), by_name(choice.calibrating), choice.used), subject.notes
 
 
 def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
@@ -371,7 +371,7 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
     )
     outputs = on_cpu(quantized, files.samples())
     save(into / REFERENCE, outputs)
-    compared = Comparison(files.expected() if name else [], [], non_finite=False)
+    compared = Comparison(files.float_outputs() if name else [], [], non_finite=False)
     return QuantizedModel(
         model=str(quantized),
         calibrated_by=len(calibration),
@@ -410,12 +410,12 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
     if not context.build_ids or not context.soc_id:
         raise CheckFailed(f"{path} says neither which QNN made it nor for which chip", fix="compile it again")
     require_fit(context, build, soc)
-    samples, expected, reference = files.samples(), files.expected(), files.reference()
+    samples, exact, reference = files.samples(), files.float_outputs(), files.reference()
     outputs = provider.reloaded(path, soc, settings, samples)
-    written = (path, *context.beside)
+    paths = (path, *context.data_files)
     record = ContextRecord(
         model=path.name,
-        files={file.name: hash_file(file) for file in written},
+        files={file.name: hash_file(file) for file in paths},
         soc=order.soc,
         soc_id=soc.id,
         arch=soc.arch,
@@ -426,8 +426,8 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
         settings=as_json(settings),
     )
     record.write(record_path(path))
-    compared = comparison_of(files, samples, expected, reference, non_finite=case.non_finite)
-    if options.keeps_outputs and expected:
+    compared = comparison_of(files, samples, exact, reference, non_finite=case.non_finite)
+    if options.keeps_outputs and exact:
         for file in (files.prepared / EXPECTED, files.quantized / REFERENCE):
             if file.is_file():
                 shutil.copyfile(file, order.into / file.name)
@@ -439,7 +439,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
     return CompiledContext(
         record=record,
         near=compared.near(outputs, precision.name, beyond),
-        bytes=sum(file.stat().st_size for file in written),
+        bytes=sum(file.stat().st_size for file in paths),
         ddr=ddr,
         half_floats=context.half_floats,
         each_db=tuple(compared.each_db(outputs)),
@@ -463,7 +463,7 @@ def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
         if node.op_type not in WITHOUT_PLACE and (node.name or node.output[0]) not in cpu_nodes
     ]
     unknown = "the provider gives no reason"
-    left = (
+    operators = (
         # ONNX Runtime has a CPU kernel of each: without it there would be no session.
         CpuOperator(
             **asdict(replace(places.get(node.name, NO_PLACE), operator=node.op_type)),
@@ -473,7 +473,7 @@ def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
         )
         for node in nodes
     )
-    return Mixed(dict(Counter(delegated)), tuple(left), audit.graphs, ddr or NO_TRAFFIC)
+    return Mixed(dict(Counter(delegated)), tuple(operators), audit.graphs, ddr or NO_TRAFFIC)
 
 
 def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
@@ -481,12 +481,12 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
     estimates, refused, into = {}, {}, empty_folder(order.scratch / "estimate")
     for chip in chips.names:
         try:
-            found = provider.estimated(files.model, *target_of(order, chip), into)
+            answer = provider.estimated(files.model, *target_of(order, chip), into)
         except CheckFailed as error:
             refused[chip] = error.message
         else:
-            if found:
-                estimates[chip] = found
+            if answer:
+                estimates[chip] = answer
     graph = load_graph(files.model)
     nodes = [node for node in graph.graph.node if node.op_type not in WITHOUT_PLACE]
     return QnnEstimates(
@@ -500,13 +500,13 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
 
 def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreRequest) -> Scores:
     """What each group of operators adds to the outputs' noise, at the run's precision and at `exact`."""
-    models, changed = [files.model], files.quantized / provider.PREPROCESSED
+    models, float_file = [files.model], files.quantized / provider.PREPROCESSED
     # What is not quantized adds nothing that quantizing would take away.
     if precision_named(limits.exact).quantized:
         run = order.run.model_copy(update={"precision": limits.exact})
         into = empty_folder(order.scratch / "exact")
         models.append(Path(quantize(replace(order, run=run, into=into), files, "").model))
-    sample, source = files.calibration()[:1], changed if changed.is_file() else files.source
+    sample, source = files.calibration()[:1], float_file if float_file.is_file() else files.source
     floats = graph_of(source, sample, places_of(files.source))
     graphs = [graph_of(model, sample) for model in models]
     return scores_of(floats, graphs, limits.seconds)

@@ -92,13 +92,13 @@ def program_of(model: OneModel, suite: Path | None = None) -> OnnxProgram:
     for chip in selection.socs:
         # Before the suite's own check, whose message would name a field.
         settings_of(options, soc=soc_named(chip), embed=model.embed)
-    named = model.file
-    assert named.file is not None
+    user_model = model.file
+    assert user_model.file is not None
     dimensions = dimensions_of(model.dimensions)
     require_installed()
     file = precision_file_of(model.precision_file, "onnx")
-    precision = precision_of(named.file, file.precision if file else model.precision)
-    samples, place = model.calibrate or "", str(named.file)
+    precision = precision_of(user_model.file, file.precision if file else model.precision)
+    samples, place = model.calibrate or "", str(user_model.file)
     if suite:
         place, folder = os.path.relpath(place, suite.parent), Parser.user_folder() / samples
         samples = os.path.relpath(folder, suite.parent) if samples and folder.is_dir() else samples
@@ -113,7 +113,7 @@ def program_of(model: OneModel, suite: Path | None = None) -> OnnxProgram:
     case = OnnxCase(
         model=place, dimensions=dimensions, samples=samples, inferences=model.inferences, run=(run,)
     )
-    return OnnxProgram(suite or Parser.user_folder() / NO_SUITE, named.name, case, run, selection.soc)
+    return OnnxProgram(suite or Parser.user_folder() / NO_SUITE, user_model.name, case, run, selection.soc)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def command_step(
     kind: str,
     task: str,
     *,
-    asked: DataclassInstance = NOTHING,
+    request: DataclassInstance = NOTHING,
     prepared: Preparing = DRAWN,
     title: str = "programs",
     rest: str = "",
@@ -145,7 +145,7 @@ def command_step(
         plan,
         kind,
         task,
-        options=lambda program: asked,
+        options=lambda program: request,
         preparing=lambda program: prepared,
         title=title,
         reply=CommandAnswer,
@@ -220,11 +220,11 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
 
 def _stem(plan: OnnxPlan, model: OneModel, program: OnnxProgram) -> str:
     kind = f"-{program.run.kind}" if model.several_precisions else ""
-    soc = f"-{program.soc}" if len({other.soc for other in plan.programs}) > 1 else ""
+    soc = f"-{program.soc}" if len({row.soc for row in plan.programs}) > 1 else ""
     return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
 
 
-def written(plan: OnnxPlan, model: OneModel, program: OnnxProgram, folder: Path) -> list[Path]:
+def product_files(plan: OnnxPlan, model: OneModel, program: OnnxProgram, folder: Path) -> list[Path]:
     """What the user gets of a result."""
     return sorted((folder / CONTEXT).glob(f"{_stem(plan, model, program)}*"))
 
@@ -235,7 +235,7 @@ def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step:
         plan,
         "onnx-estimate",
         "estimated",
-        asked=Chips(tuple(chips)),
+        request=Chips(tuple(chips)),
         prepared=Preparing(drawn=True, compares=False),
         title="estimates",
     )
@@ -247,8 +247,8 @@ def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
     program = program_of(model)
     plan, kind = plan_of_model(model, program), program.run.kind
     chips = table.chips(kind, phones)
-    asked = answered(estimating(replace(plan, programs=plan.programs[:1]), chips), QnnEstimates)
-    return forecast(kind, asked.answer, fit, table, phones)
+    reply = answered(estimating(replace(plan, programs=plan.programs[:1]), chips), QnnEstimates)
+    return forecast(kind, reply.answer, fit, table, phones)
 
 
 FIELDS = ("precision", "per_channel", "calibration", "options")
@@ -278,17 +278,17 @@ def product_of(
 ) -> Product:
     result = require_done(results[COMPILED])
     assert result.folder is not None
-    facts, files = facts_in(result), written(plan, model, program, result.folder)
+    facts, files = facts_in(result), product_files(plan, model, program, result.folder)
     context = facts.context
-    near, used = context.near, facts.used
-    ran = against_in_words(near.figures, context.each_db, "float", used) if near.figures else "not run"
+    near, inputs = context.near, facts.used
+    ran = against_in_words(near.figures, context.each_db, "float", inputs) if near.figures else "not run"
     words = [f"{program.soc} {program.run.name}: {ran}; nothing on the CPU"]
     more = [f"QNN {context.record.build_id}", *near.slices]
     if ddr := context.ddr:
         more += [f"{ddr.read:,} bytes read from DDR in a run, {ddr.written:,} written"]
     commands = (model.command("divergence", program.soc), model.command("quantize", program.soc, "--where"))
     kind, name, causes = program.run.kind, model.typed, causes_of(near, context.choices)
-    evidence = Evidence(kind, used)
+    evidence = Evidence(kind, inputs)
     accuracy = verdict_of_one_model(name, near.figures, near.slices, *commands, causes, evidence)
     warnings = [*drawn_to_calibrate(program), *accuracy.warnings]
     if kind == "fp16" and context.half_floats is False:
@@ -334,7 +334,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
         plan_of_model(model, program),
         "onnx-quantize",
         "quantized_file",
-        asked=FileName(stem),
+        request=FileName(stem),
         keeps_files=True,
     )
     facts = answered(step, Nothing)
@@ -373,7 +373,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
             message = f"{path}: no {problems[0].subject} can be drawn, as not all of its sizes are known"
             fix = join(problem.fix for problem in problems)
             raise CheckFailed(message, fix=Fix("{}; or --input FILE.npy", fix))
-        inputs, outputs, _ = _asked(model, files, signature_of(graph))
+        inputs, outputs, _ = _run(model, files, signature_of(graph))
         makes = session("compile", model.typed, "-o", "out")
         where = f"all of it on this machine's CPU: it is no program, {makes} makes one"
         return Ran(inputs, outputs, where)
@@ -382,17 +382,17 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
         raise UsageError(message, fix=leave_out("--dimension"))
     context, cpu_nodes = read_context(path), nodes_beside_context(path)
     soc = next(iter(model.selection.named_socs), "") or soc_of(context)
-    settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
+    settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.data_files)
     if context.record is None:
         sys.stderr.write(f"{record_path(path)} is missing, so a changed file cannot be detected\n")
-    inputs, outputs, build_id = _asked(model, files, signature_of(graph), soc, settings)
+    inputs, outputs, build_id = _run(model, files, signature_of(graph), soc, settings)
     parts = plural(sum(node.op_type == CONTEXT_OPERATOR for node in graph.graph.node), "part")
     where = f"{parts} on the emulator (HTP, {soc}, QNN {build_id})"
     on_cpu = f"on the CPU: {', '.join(cpu_nodes)}" if cpu_nodes else "nothing on the CPU"
     return Ran(inputs, outputs, f"{where}; {on_cpu}")
 
 
-def _asked(
+def _run(
     model: OneModel,
     files: Sequence[str],
     signature: GraphSignature,
@@ -404,7 +404,7 @@ def _asked(
     path, logs = Parser.user_folder() / model.typed, model.selection.reports.absolute() / "onnx"
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
-        asking(home_of(logs), f"{WORKER}:ran", logs / "run.log", model.work.timeout) as ask,
+        asking(home_of(logs), f"{WORKER}:run_model", logs / "run.log", model.work.timeout) as ask,
         at_work(f"running {model.typed}"),
     ):
         inputs, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))

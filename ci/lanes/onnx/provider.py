@@ -106,13 +106,13 @@ def quantized(
         # qnn_preprocess_model ends with a TypeError for a model that has any.
         del bare.metadata_props[:]
         small = bare.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF
-        changed = qnn_preprocess_model(bare, str(prepared))
-        if not changed and small:
+        is_prepared = qnn_preprocess_model(bare, str(prepared))
+        if not is_prepared and small:
             # The quantizer writes beside the model, and the user's folder may be read-only. The model is
             # loaded again, since the call above may leave it without its data.
             onnx.save(onnx.load(str(model)), str(prepared))
-            changed = True
-        source = prepared if changed else model
+            is_prepared = True
+        source = prepared if is_prepared else model
         plain = onnx.load(str(source))
         types, excluded = overrides_of(plain, nodes) if nodes else ({}, [])
         config = get_qnn_qdq_config(
@@ -131,14 +131,14 @@ def quantized(
             # Microsoft's own pair has an axis in each.
             config.extra_options["UseQDQContribOps"] = True
         # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
-        written = into / f"{name}.onnx"
-        quantize(str(source), str(written), config)
+        output = into / f"{name}.onnx"
+        quantize(str(source), str(output), config)
         if metadata:
-            product = onnx.load(str(written), load_external_data=False)
+            product = onnx.load(str(output), load_external_data=False)
             own = {prop.key: prop.value for prop in product.metadata_props}
             onnx.helper.set_model_props(product, {**own, **dict(metadata)})
-            onnx.save(product, str(written))
-    return written
+            onnx.save(product, str(output))
+    return output
 
 
 @contextlib.contextmanager
@@ -208,9 +208,9 @@ def audited(
 
 def _not_compiled(error: Exception, reasons: Mapping[str, Refusal], why: str) -> CheckFailed:
     message = f"the QNN provider cannot compile it: {message_of(error)}"
-    listed = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
+    lines = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
     fix = explained(message, *reasons.values()) or (why and f"{why} says why")
-    return CheckFailed("".join([message, *listed]), fix=fix)
+    return CheckFailed("".join([message, *lines]), fix=fix)
 
 
 def estimated(
@@ -249,9 +249,9 @@ def reloaded(
     doing("run")
     provider = provider_options(None, soc, settings, None)
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
-    wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
+    session_options = {**settings.session, FALLBACK: "0" if cpu else "1"}
     with failing(f"{context} cannot be loaded", "compile it again"):
-        session = session_on_htp(context, provider, wanted)
+        session = session_on_htp(context, provider, session_options)
     return [run(session, sample) for sample in samples]
 
 
@@ -295,11 +295,11 @@ def _audit(model: Path, folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
         names = ("node_name", "op_type", "reason")
         unsupported = [tuple(node[name] for name in names) for node in trace["unsupported_nodes"]]
         count, graphs = (int(trace["summary"][name]) for name in ("total_onnx_nodes", "qnn_subgraphs"))
-    named = {
+    by_name = {
         name: Unsupported(name, operator, _reason(reason, reasons.get(name)))
         for name, operator, reason in unsupported
     }
-    return Audit(count, tuple(named.values()), graphs)
+    return Audit(count, tuple(by_name.values()), graphs)
 
 
 def _reason(text: str, of_qnn: Refusal | None) -> str:
@@ -310,7 +310,7 @@ def _reason(text: str, of_qnn: Refusal | None) -> str:
 
 
 def _not_taken(model: Path, audit: Audit, precision: Precision, why: str) -> NotOnProvider:
-    named = "; ".join(map(str, audit.unsupported[:5]))
+    words = "; ".join(map(str, audit.unsupported[:5]))
     more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
     kinds = {node.operator for node in audit.unsupported}
     if precision.quantized and kinds <= QUANTIZERS:
@@ -319,7 +319,7 @@ def _not_taken(model: Path, audit: Audit, precision: Precision, why: str) -> Not
     else:
         fix = "replace these operators by ones that HTP supports"
         fix = Fix("{}; {} names all", fix, why) if why else fix
-    message = f"{len(audit.unsupported)} of {audit.nodes} nodes do not run on HTP: {named}{more}"
+    message = f"{len(audit.unsupported)} of {audit.nodes} nodes do not run on HTP: {words}{more}"
     operators = {node.op_type for node in onnx.load(str(model), load_external_data=False).graph.node}
     return NotOnProvider(message, fix, kinds, operators)
 
@@ -351,14 +351,14 @@ def export(
         make_plain(model)
         onnx.save(model, str(path))
         return path, values
-    loaded = model_of(dotted, product, inputs, factory)
-    sample = loaded.sample(0)
+    subject = model_of(dotted, product, inputs, factory)
+    sample = subject.sample(0)
     # Refuse a model that keeps state, because an export would leave the state out.
-    require_float32([*sample, *infer_all(loaded.model, [sample])[0]])
+    require_float32([*sample, *infer_all(subject.model, [sample])[0]])
     try:
         with torch.no_grad(), quiet():
             torch.onnx.export(
-                loaded.model,
+                subject.model,
                 sample,
                 str(path),
                 dynamo=True,
@@ -372,8 +372,8 @@ def export(
         message, fix = explained(error)
         message = f"{dotted} cannot be exported to ONNX: {message}"
         raise CheckFailed(message, fix=fix or "export it yourself") from error
-    whole = onnx.load(str(path))
-    simplify_gathers(whole)
-    onnx.save(whole, str(path))
+    proto = onnx.load(str(path))
+    simplify_gathers(proto)
+    onnx.save(proto, str(path))
     onnx.checker.check_model(str(path), full_check=True)
-    return path, loaded
+    return path, subject

@@ -53,7 +53,7 @@ class ModelFiles:
     def calibration(self) -> list[Sample]:
         return arrays_in(self.prepared / CALIBRATION)
 
-    def expected(self) -> list[Sample]:
+    def float_outputs(self) -> list[Sample]:
         return arrays_in(self.prepared / EXPECTED)
 
     def reference(self) -> list[Sample]:

@@ -98,7 +98,7 @@ def graph_of(
     return OnnxGraph(onnx.load(str(path)), samples, places, reference, path)
 
 
-def rewrite(order: OnnxOrder, files: ModelFiles, wanted: WantedRewrites) -> ModelRewrite:
+def rewrite(order: OnnxOrder, files: ModelFiles, choice: WantedRewrites) -> ModelRewrite:
     """Write the model with every rewrite that is needed, matches and is proved."""
     model = onnx.load(str(files.source))
     if any(node.op_type in QUANTIZERS for node in model.graph.node):
@@ -107,7 +107,7 @@ def rewrite(order: OnnxOrder, files: ModelFiles, wanted: WantedRewrites) -> Mode
     samples = [*files.samples(), *files.calibration()][:COMPARED]
     repaired = RepairedOnnx(model, samples, places_of(files.source))
     versions = {"qnn": version_in(installed_build()), "onnxruntime-qnn": version("onnxruntime-qnn")}
-    repaired.apply(needs_of(order.run.precision, "onnx", versions, wanted.rules))
+    repaired.apply(needs_of(order.run.precision, "onnx", versions, choice.rules))
     if repaired.rewritten:
         onnx.save(repaired.model, str(order.into / REWRITTEN))
     return ModelRewrite(tuple(repaired.changes))
@@ -127,12 +127,12 @@ def diverge(
     keep: Callable[[DivergenceResult], None],
 ) -> DivergenceResult:
     """Where the quantized model on HTP first differs from itself on the CPU."""
-    left = replace(limits, seconds=limits.seconds - (time.monotonic() - order.began))
+    rest = replace(limits, seconds=limits.seconds - (time.monotonic() - order.began))
     target, places = target_of(order), places_of(files.source)
     quantized = target[0].quantized or target[0].name == "qdq"
     reference = QUANTIZED_MODEL if quantized else FLOAT_MODEL
     graph = graph_of(files.model, files.samples(), places, reference)
-    return Divergence(graph, partial(on_emulator, target), left, keep).search()
+    return Divergence(graph, partial(on_emulator, target), rest, keep).search()
 
 
 def script(order: OnnxOrder, files: ModelFiles, request: ScriptRequest) -> OperatorScript:
@@ -146,13 +146,13 @@ def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:
     """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
     sample, places = files.samples()[:1], places_of(files.source)
     floats, rounded = graph_of(files.source, sample, places), graph_of(files.model, sample)
-    wanted, found = floats.values(0), rounded.values(0)
+    exact, outputs = floats.values(0), rounded.values(0)
 
     def decibels(name: str) -> float | None:
-        values = found.get(rounded.end_of(name)) if name in rounded.operators else None
-        if values is None or name not in floats.operators or values.shape != wanted[name].shape:
+        values = outputs.get(rounded.end_of(name)) if name in rounded.operators else None
+        if values is None or name not in floats.operators or values.shape != exact[name].shape:
             return None
-        return least_sqnr_db([Pair(name, wanted[name], values)])
+        return least_sqnr_db([Pair(name, exact[name], values)])
 
     return Losses(losses_of(floats, decibels))
 

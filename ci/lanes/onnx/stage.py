@@ -16,7 +16,7 @@ from ci.child import closed
 from ci.jobs import Job, Line, WorkOptions, failed
 from ci.lanes.onnx.findings import (
     build_id_of,
-    changed,
+    changes_of,
     cost,
     costs_of,
     findings_of,
@@ -131,14 +131,14 @@ def onnx_step(
 
     def key(program: OnnxProgram, results: CachedResults) -> Key:
         """The run, and what its model's samples are judged by; the export gives model and samples."""
-        order, asked = program.order, as_json(options(program))
+        order, fields = program.order, as_json(options(program))
         files: list[Metric] = [results.digest(path) for path in files_of(program.run.options)]
         return {
             "run": {**order.run},
             "case": {name: order.case[name] for name in ("non_finite", "recorded")},
             "chip": soc_named(program.soc).model_dump(mode="json"),
             "calibrating": calibrating(program.case, program.run),
-            "options": {name: value for name, value in asked.items() if name not in LIMITS_OF_SEARCHES},
+            "options": {name: value for name, value in fields.items() if name not in LIMITS_OF_SEARCHES},
             "files of options": files,
         }
 
@@ -164,7 +164,7 @@ def onnx_step(
 
 
 def _cost(plan: OnnxPlan, program: OnnxProgram) -> Job:
-    size = sum(model_of(other) == model_of(program) for other in plan.programs)
+    size = sum(model_of(sibling) == model_of(program) for sibling in plan.programs)
     seconds = SECONDS_PREPARE / size + _seconds(program)
     return Job(program.name, seconds, WORKER_MEMORY)
 
@@ -209,7 +209,7 @@ def passes_suite(program: OnnxProgram, result: Result, *, new_baseline: bool) ->
     findings = list(findings_of(program, result))
     if not new_baseline:
         margin_db = load_tolerances().sqnr_margin_db
-        findings += changed(program, result, margin_db)
+        findings += changes_of(program, result, margin_db)
     return verdict(findings) == "pass"
 
 
@@ -241,7 +241,7 @@ def with_metrics(
         [row for row in programs if row.name in outputs],
         outputs,
         lambda own: home_of(plan.logs, own=own),
-        f"{WORKER}:measured",
+        f"{WORKER}:metric_of",
         lambda program: {},
     )
     return {**results, **{name: _with_figures(results[name], score) for name, score in scores.items()}}
@@ -273,8 +273,8 @@ def jobs_of(programs: Sequence[OnnxProgram]) -> dict[str, Job]:
     """By program the job of its model, for shards, because a model is exported once."""
     seconds: dict[str, float] = {}
     for program in programs:
-        known = seconds.get(program.case_name, SECONDS_PREPARE)
-        seconds[program.case_name] = known + _seconds(program)
+        total = seconds.get(program.case_name, SECONDS_PREPARE)
+        seconds[program.case_name] = total + _seconds(program)
     jobs = {name: Job(name, second, WORKER_MEMORY) for name, second in seconds.items()}
     return {program.name: jobs[program.case_name] for program in programs}
 
@@ -338,7 +338,7 @@ def _findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     tolerances = load_tolerances()
     yield from findings_of(program, result)
     yield from cost(program, result, tolerances)
-    yield from changed(program, result, tolerances.sqnr_margin_db)
+    yield from changes_of(program, result, tolerances.sqnr_margin_db)
 
 
 def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result]) -> None:

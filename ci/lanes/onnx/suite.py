@@ -73,10 +73,10 @@ class OnnxRun(MixedRun):
     @field_validator("nodes")
     @classmethod
     def _nodes_are_known(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        named = {cls._is_known(name): names for name, names in value.items()}
-        if "qdq" in named:
+        by_name = {cls._is_known(name): names for name, names in value.items()}
+        if "qdq" in by_name:
             raise ValueError("nodes at a precision that quantizes them, or at fp16")
-        return named
+        return by_name
 
     @model_validator(mode="after")
     def _options_fit(self) -> OnnxRun:

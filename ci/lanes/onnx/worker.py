@@ -85,7 +85,7 @@ KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
 
 T = TypeVar("T")
 A = ParamSpec("A")
-held: list[tuple[PreparedModel, Path]] = []
+models: list[tuple[PreparedModel, Path]] = []
 """The model of this process, whose forks compile it, and the folder of its samples."""
 
 
@@ -129,10 +129,10 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
     }
 
 
-def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, object]:
+def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **keywords: Any) -> dict[str, object]:
     """What a part of a task gives. The user's code, which prepares a model, is at home in its suite."""
     os.chdir(order.working_folder if work is parts.prepare else order.user_folder)
-    return as_json(work(order, *arguments, **named))
+    return as_json(work(order, *arguments, **keywords))
 
 
 class PartDied(Exception):
@@ -148,11 +148,11 @@ def in_part(
     order: OnnxOrder,
     work: Callable[Concatenate[OnnxOrder, A], T],
     *arguments: A.args,
-    **named: A.kwargs,
+    **keywords: A.kwargs,
 ) -> T:
     """What the work gives, done in a fork and read as its annotation says. Raises Refused and PartDied."""
     request = {"do": work.__name__, **order.writes}
-    part = reporting(lambda _: answer(order, work, *arguments, **named), error_of)
+    part = reporting(lambda _: answer(order, work, *arguments, **keywords), error_of)
     reply = in_fork(part, request)
     if "error" in reply:
         raise Refused(reply["error"])
@@ -177,10 +177,10 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> chi
     return reply
 
 
-def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
+def _export(order: OnnxOrder, preparing: Preparing) -> ExportedModel:
     folder, case = empty_folder(order.exports / "prepared"), order.case
-    prepared = in_part(replace(order, into=folder), parts.prepare, how)
-    held.append((prepared, folder))
+    prepared = in_part(replace(order, into=folder), parts.prepare, preparing)
+    models.append((prepared, folder))
     model, samples = Path(prepared.model), (SAMPLES, CALIBRATION, EXPECTED)
     rows: Key = {
         "samples": {name: hash_file(folder / name) for name in samples},
@@ -198,7 +198,7 @@ def _export(order: OnnxOrder, how: Preparing) -> ExportedModel:
 
 def _files(order: OnnxOrder) -> ModelFiles:
     """Of the model that this process holds, before it is quantized; programs of one run share that."""
-    prepared, folder = held[0]
+    prepared, folder = models[0]
     run = digest_of(order.run.model_dump(mode="json", exclude=set(order.run.judged_later)))
     source = Path(prepared.model)
     return ModelFiles(folder, source, source, order.exports / f"run {run[:16]}")
@@ -207,21 +207,21 @@ def _files(order: OnnxOrder) -> ModelFiles:
 def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel]:
     """Done by the first process that comes to it; the others wait for what it gives."""
     files = _files(order)
-    known = files.quantized.with_suffix(".json")
+    record = files.quantized.with_suffix(".json")
     files.quantized.parent.mkdir(parents=True, exist_ok=True)
-    with known.with_suffix(".lock").open("w") as lock:
+    with record.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not known.exists():
-            here = replace(order, into=empty_folder(files.quantized))
+        if not record.exists():
+            own_order = replace(order, into=empty_folder(files.quantized))
             try:
-                done = as_json(in_part(here, parts.quantize, files, name))
+                document = as_json(in_part(own_order, parts.quantize, files, name))
             except Refused as refused:
-                done = {"error": dict(refused.details)}
-            known.write_text(json.dumps(done), encoding="utf-8")
-    done = json.loads(known.read_text(encoding="utf-8"))
-    if "error" in done:
-        raise Refused(done["error"])
-    model = read(QuantizedModel, done)
+                document = {"error": dict(refused.details)}
+            record.write_text(json.dumps(document), encoding="utf-8")
+    document = json.loads(record.read_text(encoding="utf-8"))
+    if "error" in document:
+        raise Refused(document["error"])
+    model = read(QuantizedModel, document)
     return replace(files, model=Path(model.model)), model
 
 
@@ -229,7 +229,7 @@ def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
     """A chip's context, run and compared; what is to be told of its model and samples."""
     files, model = quantized(order)
     context = in_part(order, parts.compile_context, files, options)
-    return ProgramFacts(prepared=held[0][0], quantized=model, context=context)
+    return ProgramFacts(prepared=models[0][0], quantized=model, context=context)
 
 
 def _answering(
@@ -237,10 +237,10 @@ def _answering(
 ) -> child.Answer:
     """A task that is one part, for the model as its run has it."""
 
-    def answered(order: OnnxOrder, asked: T) -> CommandAnswer:
+    def answered(order: OnnxOrder, options: T) -> CommandAnswer:
         files, model = quantized(order, name)
-        found = in_part(order, work, files, asked)
-        return CommandAnswer(prepared=held[0][0], quantized=model, answer=as_json(found))
+        result = in_part(order, work, files, options)
+        return CommandAnswer(prepared=models[0][0], quantized=model, answer=as_json(result))
 
     return _task(answered, kind)
 
@@ -249,7 +249,7 @@ def _searched(order: OnnxOrder, limits: DivergenceLimits) -> CommandAnswer:
     files, model = quantized(order)
 
     def answer_of(result: DivergenceResult) -> CommandAnswer:
-        return CommandAnswer(prepared=held[0][0], quantized=model, answer=as_json(result))
+        return CommandAnswer(prepared=models[0][0], quantized=model, answer=as_json(result))
 
     keep = partial(keep_partial, order.into, lambda result: as_json(answer_of(result)))
     return answer_of(in_part(order, searches.diverge, files, limits, keep))
@@ -259,33 +259,33 @@ def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
     files, model = quantized(order, name.stem)
     for path in files.quantized.glob(f"{name.stem}*"):
         shutil.copyfile(path, order.into / path.name)
-    return CommandAnswer(prepared=held[0][0], quantized=model)
+    return CommandAnswer(prepared=models[0][0], quantized=model)
 
 
 def _rewritten(order: OnnxOrder, choice: WantedRewrites) -> CommandAnswer:
     changes = in_part(order, searches.rewrite, _files(order), choice)
-    return CommandAnswer(prepared=held[0][0], answer=as_json(changes))
+    return CommandAnswer(prepared=models[0][0], answer=as_json(changes))
 
 
-def _ran(request: Mapping[str, object]) -> dict[str, object]:
+def _run_model(request: Mapping[str, object]) -> dict[str, object]:
     """A compiled .onnx on the emulator, another one on the CPU."""
-    asked = read(OnnxRunRequest, request)
-    os.chdir(asked.user_folder)
-    path = Path(asked.model)
-    (arrays,) = saved(Path(asked.inputs))
+    order = read(OnnxRunRequest, request)
+    os.chdir(order.user_folder)
+    path = Path(order.model)
+    (arrays,) = saved(Path(order.inputs))
     inputs = [checked(arrays, signature_of(load_graph(path)), "--input")]
-    if not asked.soc:
+    if not order.soc:
         outputs = qnn_provider.on_cpu(path, inputs)
     else:
-        context, soc = read_context(path), soc_named(asked.soc)
-        if not asked.as_it_is:
+        context, soc = read_context(path), soc_named(order.soc)
+        if not order.as_it_is:
             require_fit(context, qnn_provider.installed_build(), soc)
-        outputs = provider.reloaded(path, soc, asked.settings, inputs, cpu=True)
-    save(Path(asked.outputs), outputs)
+        outputs = provider.reloaded(path, soc, order.settings, inputs, cpu=True)
+    save(Path(order.outputs), outputs)
     return as_json(RunReply(qnn_provider.installed_build()))
 
 
-def _measured(order: Mapping[str, object]) -> dict[str, object]:
+def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
     """The metric of a task."""
     request = read(MetricRequest, order)
     os.chdir(request.working_folder)
@@ -304,5 +304,5 @@ estimated = _answering(parts.estimate, Chips)
 searched = _task(_searched, DivergenceLimits)
 script = _answering(searches.script, ScriptRequest)
 scored = _answering(parts.scores, ScoreRequest)
-ran = reporting(_ran, error_of)
-measured = reporting(_measured, error_of_metric)
+run_model = reporting(_run_model, error_of)
+metric_of = reporting(_metric_of, error_of_metric)
