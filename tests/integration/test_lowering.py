@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ci.artifacts.program import digest_without_time
+from ci.report.collect import rows_of
 from provisioning.base.findings import Severity
 from tests.support import whole
 from tests.support.lowering_suites import Done, environment, run, suite
@@ -110,6 +111,10 @@ class TestBadInput:
         rows: Any = done.report.metrics["programs"]
         (row,) = (row for name, row in rows.items() if name.startswith(f"{case}/"))
         assert (row["delegates"], row["cached"]) == (1, False) and Path(row["program"]).is_file()
+        # As the report's page reads it.
+        (shown,) = (row for row in rows_of(done.report, "programs").values() if row.case == case)
+        assert (shown.delegates, shown.cpu_operators, shown.scheme) == (1, 0, row["scheme"])
+        assert len(shown.partition) == 1 and shown.costs["pte_bytes"]
 
 
 @pytest.mark.whole

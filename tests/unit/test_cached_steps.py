@@ -107,6 +107,8 @@ def test_what_is_refused_of_a_model_is_its_failure_each_time(ran: Ran) -> None:
     ran.result()
     refused = ran.result(kept="refused")
     assert refused.failure and refused.failure.message == "no model" and not refused.cached
+    # What its export printed is there to be read.
+    assert refused.failure.log == ran.folder / "export.log"
     # Also of its work, whatever that has left.
     error = {"kind": "factory", "message": "no work", "fix": "", "exit_code": 1}
     failure = replace(ran, asked={"error": error}).result().failure

@@ -48,6 +48,7 @@ from ci.lanes.llm.verdicts import WINDOWS
 from ci.model_commands import run as run_command
 from ci.outcome import Result
 from ci.plain import as_json
+from ci.report.collect import report_in, rows_of
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report
@@ -447,10 +448,14 @@ class TestCheck:
             ("parts", "prefill"),
             ("parts", "decode"),
         ]
-        report = Report.read(compiled.folder / "reports" / "check.json")
-        [row] = report.metrics["programs"].values()  # type: ignore[union-attr]
-        assert isinstance(row, dict) and row["verdict"] == "pass" and row["precision"] == "16a8w"
-        assert {"figures", "parts", "rounding"} <= set(row)
+        report = report_in(compiled.folder / "reports" / "check.json")
+        assert isinstance(report.metrics["programs"], dict)
+        [name] = report.metrics["programs"]
+        # As the report's page reads it.
+        row = rows_of(report, "programs")[name]
+        assert row.passed and (row.precision, row.soc) == ("16a8w", "SM8650") and row.bytes
+        assert {(part.output, part.db, part.least_db) for part in row.parts} == {("hidden_1", 24.0, 20.0)}
+        assert all(isinstance(readings, dict) for readings in row.figures.values()) and row.figures
         assert "hidden_1" not in capsys.readouterr().out
         assert compiled.check("--on", "parts", parts=right) == 0
         assert {order["do"] for order in compiled.asked} == {"rounding", "parts"}

@@ -19,6 +19,7 @@ from ci.lanes.onnx.orders import CompiledContext, QuantizedModel
 from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import programs_of
 from ci.plain import as_json
+from ci.report.collect import report_in, rows_of
 from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.suite_file import accepted_path
 from provisioning.accepted_file import Values, accept
@@ -207,6 +208,11 @@ class TestStage:
         recorded = self.agreed(tmp_path)["net/16a8w/SM8750"]
         assert recorded.context_bytes == 50_000 and (recorded.peak_mb or 0) > 1
         assert (recorded.build_id, recorded.accuracy["sqnr_db"]) == ("v2.51.0.260929181845", 30.0)
+        # As the report's page reads it.
+        row = rows_of(report_in(tmp_path / "reports/test_onnx.json"), "programs")["net/16a8w/SM8750"]
+        assert row.passed and (row.case, row.run, row.precision) == ("net", "16a8w", "16a8w")
+        assert (row.figures["sqnr_db"], row.thresholds["sqnr_db"]) == (30.0, 20.0) and row.command
+        assert row.costs["context_bytes"] == row.baseline["context_bytes"] == 50_000
         path.write_text(path.read_text().replace("50000", "1234"))
         assert self.stage(tmp_path) == 1
         assert self.rules(tmp_path) == {"cost-context-bytes"}

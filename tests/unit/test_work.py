@@ -19,7 +19,7 @@ import pytest
 from ci import child, outcome
 from ci.jobs import Job, Line
 from ci.outcome import Failure, Refused, TaskOutcome
-from ci.work import ChildTask, Exports, Home, asking, run
+from ci.work import OVERALL, ChildTask, Exports, Home, asking, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -136,6 +136,18 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
     assert late.kind == "timeout" and "--timeout" in late.fix and "1.5 s" in late.message
     assert not any(map(is_there, numbers(tmp_path)))
     assert (late.blame == "model") == busy, "the machine held up what did not compute"
+
+
+def test_a_task_ends_with_the_time_for_all_of_which_it_is_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome, "BUSY", 0.0)
+    request = {"file": str(tmp_path / "numbers"), "busy": True}
+    until = time.monotonic() + 1.5
+    task = ChildTask("task", "tests.support.tasks:hang", request, 60, tmp_path / "log", until=until)
+    late = failure(run([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))["task"])
+    # No flag gives this one task longer.
+    assert late.kind == "timeout" and OVERALL in late.message and "--timeout" not in late.message
 
 
 def numbers(folder: Path) -> list[int]:
