@@ -112,7 +112,7 @@ def _tensor(value: Any) -> tuple[str, TensorInfo]:
     return value.name, TensorInfo(DTYPES.get(tensor.elem_type, f"type {tensor.elem_type}"), shape)
 
 
-def _stored(attributes: Mapping[str, Any]) -> bytes | str | None:
+def _content_of(attributes: Mapping[str, Any]) -> bytes | str | None:
     """A main context, or the name of the file that holds it; None for any other node."""
     context = attributes["ep_cache_context"].s if "ep_cache_context" in attributes else b""
 
@@ -138,7 +138,7 @@ class _Nodes:
         from provisioning.manifest import load_socs
 
         attributes = {attribute.name: attribute for attribute in node.attribute}
-        value = _stored(attributes)
+        value = _content_of(attributes)
         if value is None:
             return ContextNode(node.name, False, "", None)
         context = self._context_file(value) if isinstance(value, str) else context_of(memoryview(value))

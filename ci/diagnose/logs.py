@@ -106,7 +106,7 @@ def diagnosed(log: Readable, subject: str) -> Diagnosis:
         tuple(_data_types(text)),
         told_by=heard.name if heard else "",
         collect=heard.collect if heard else COLLECT,
-        trouble=tuple(_abbreviated(line) for line in text.trouble.splitlines()[:3]),
+        trouble=tuple(_abbreviate(line) for line in text.trouble.splitlines()[:3]),
         lines=text.lines,
         harmless=text.harmless,
         later=tuple(filter(None, later)),
@@ -152,11 +152,11 @@ def _first(rule: FailureRule, log: LogText) -> int | None:
 
 
 def _explanation(rule: FailureRule, line: int = 0, text: bytes = b"") -> Explanation:
-    words = _abbreviated(text)
+    words = _abbreviate(text)
     return Explanation(rule.id, rule.cause, rule.fix, rule.source, line, words, rule.decided)
 
 
-def _abbreviated(line: bytes) -> str:
+def _abbreviate(line: bytes) -> str:
     text = line.decode("utf-8", "replace").strip()
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 

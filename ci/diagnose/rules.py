@@ -132,7 +132,7 @@ class LogPattern:
         self._any_case, self._blanks = any_case, blanks
 
     @cached_property
-    def _compiled(self) -> Any:
+    def _pattern(self) -> Any:
         import re2
 
         options = re2.Options()
@@ -146,10 +146,10 @@ class LogPattern:
         return re2.compile(f"(?{'mi' if self._any_case else 'm'}){source}".encode(), options)
 
     def search(self, text: bytes) -> TextMatch | None:
-        return cast("TextMatch | None", self._compiled.search(text))
+        return cast("TextMatch | None", self._pattern.search(text))
 
     def finditer(self, text: bytes) -> Iterator[TextMatch]:
-        return cast("Iterator[TextMatch]", self._compiled.finditer(text))
+        return cast("Iterator[TextMatch]", self._pattern.finditer(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,21 +254,21 @@ def table() -> LogTable:
         ],
         [
             Numbers(
-                row["of"], LogPattern(*row["patterns"]), row.get("offset", 0), _numbered(row.get("names", {}))
+                row["of"], LogPattern(*row["patterns"]), row.get("offset", 0), _numbers(row.get("names", {}))
             )
             for row in data["numbers"]
         ],
         LogPattern(*data["trouble"], blanks=False),
         LogPattern(*(source for row in data["harmless"] for source in row["patterns"]), blanks=False),
         LogPattern(*data["phrases"], blanks=False),
-        _numbered(data["codes"]),
-        _numbered(data["data_types"]),
+        _numbers(data["codes"]),
+        _numbers(data["data_types"]),
         {name: (low, high) for name, (low, high) in data["ranges"].items()},
         {word.encode(): english.encode() for english, words in data["words"].items() for word in words},
     )
 
 
-def _numbered(names: dict[str, str]) -> dict[int, str]:
+def _numbers(names: dict[str, str]) -> dict[int, str]:
     return {int(number, 0): name for number, name in names.items()}
 
 

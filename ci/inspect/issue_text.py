@@ -83,7 +83,7 @@ def markdown(diagnosis: Diagnosis, explanation: str, log: Path | None, report: R
         *([("command", report.command)] if report else []),
         *([("profile and target", f"{report.profile}, {report.target}")] if report else []),
         *([("chip chosen", chip)] if chip else []),
-        ("QNN builds provisioned", ", ".join(_provisioned(store_path())) or "none"),
+        ("QNN builds provisioned", ", ".join(_builds_in(store_path())) or "none"),
         *_own_sdk(),
     ]
     table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)
@@ -114,7 +114,7 @@ def findings_text(report: Report) -> str:
     return visible("\n".join(lines))
 
 
-def _provisioned(store: Path) -> Iterator[str]:
+def _builds_in(store: Path) -> Iterator[str]:
     trees = sorted((store / "trees").glob(f"{QNN_SDK}-*/"))
     # A build has a tree for each selection of it.
     yield from dict.fromkeys(tree.name.removeprefix(f"{QNN_SDK}-").rpartition("-")[0] for tree in trees)

@@ -143,7 +143,7 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
     packages: dict[str, Metric] = {}
     with stage.reported(selection.reports, "inspect", str(paths[0])):
         for path in paths:
-            with _opened(path) as folder:
+            with _folder_of(path) as folder:
                 libraries = _libraries(folder)
                 stage.findings += _findings(path, folder, libraries, socs)
             rows = [library.described() for library in libraries if library.of_qnn]
@@ -156,7 +156,7 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Path]:
+def _folder_of(path: Path) -> Iterator[Path]:
     """A folder with its libraries. Raises CheckFailed for a damaged package, UsageError for another kind."""
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder", fix="name an APK, an AAR or a folder")

@@ -144,7 +144,7 @@ def described(path: Path, contents: Inside) -> Iterator[str]:
         yield from _context(contents, "  ")
         return
     if isinstance(contents, CompiledModel):
-        yield from _compiled(path, contents)
+        yield from _model(path, contents)
         return
     yield f"{path}: ExecuTorch program, {contents.size:,} bytes, schema version {contents.version}"
     for method in contents.methods:
@@ -162,7 +162,7 @@ def described(path: Path, contents: Inside) -> Iterator[str]:
         yield f"segment {index}: {place}"
 
 
-def _compiled(path: Path, model: CompiledModel) -> Iterator[str]:
+def _model(path: Path, model: CompiledModel) -> Iterator[str]:
     yield f"{path}: model compiled by ONNX Runtime, {model.size:,} bytes"
     yield from _tensors("input", model.inputs)
     yield from _tensors("output", model.outputs)

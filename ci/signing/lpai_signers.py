@@ -359,10 +359,10 @@ def _new_head(elf: Layout, blob_size: int) -> tuple[bytes, int, int]:
         phnum=count,
         shoff=elf.header.shoff + shift if elf.header.shoff else 0,
     )
-    return _packed(form, header, (*signing, *(s.shift(shift) for s in elf.segments))), shift, start
+    return _pack(form, header, (*signing, *(s.shift(shift) for s in elf.segments))), shift, start
 
 
-def _packed(form: Format, header: Header, segments: Sequence[ElfSegment]) -> bytes:
+def _pack(form: Format, header: Header, segments: Sequence[ElfSegment]) -> bytes:
     """ELF header and program headers, as at the start of a file."""
     head = form.header.pack(*(getattr(header, name) for name in Header.__slots__))
     return head + b"".join(

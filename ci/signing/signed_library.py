@@ -185,7 +185,7 @@ def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
     at = 0
     for start, end in [*spans, (len(view), len(view))]:
         if start > at:
-            gaps += _described(view, at, start, areas)
+            gaps += _gaps_in(view, at, start, areas)
         at = max(at, end)
     return tuple(gaps)
 
@@ -206,7 +206,7 @@ def _sections(view: memoryview, elf: Layout) -> Iterator[Range]:
         yield Range(offset, offset + size, "a section that is never loaded")
 
 
-def _described(view: memoryview, start: int, end: int, areas: Sequence[Range]) -> Iterator[Range]:
+def _gaps_in(view: memoryview, start: int, end: int, areas: Sequence[Range]) -> Iterator[Range]:
     ends = {cut for range_ in areas for cut in (range_.start, range_.end) if start < cut < end}
     for low, high in itertools.pairwise(sorted({start, end, *ends})):
         name = next((range_.what for range_ in areas if range_.start <= low and high <= range_.end), NAMELESS)

@@ -100,13 +100,13 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
 
     def error(self, message: str) -> NoReturn:
-        error = self._explained(message)
+        error = self._explain(message)
         answer.add_error(error)
         words = [action.metavar or action.dest for action in self._get_positional_actions()]
         usage = " ".join(["usage:", self.prog, *map(str, words), "[options]"])
         self.exit(UsageError.exit_code, f"error: {message}\n  try: {error.fix}\n{usage}\n")
 
-    def _explained(self, message: str) -> UsageError:
+    def _explain(self, message: str) -> UsageError:
         """With the flag or the choice that was meant."""
         import re
 
@@ -260,7 +260,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
     except OSError as error:
         trouble = disk_error(error, "choose another path (see --help)")
         if trouble is None:
-            return _crashed(error)
+            return _show_crash(error)
         if debug:
             _print_traceback()
         if error.filename is None:
@@ -269,17 +269,17 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
         return trouble.exit_code
     except ModuleNotFoundError as error:
         if not session or (error.name or "").partition(".")[0] in OWN_PACKAGES:
-            return _crashed(error)
+            return _show_crash(error)
         if debug:
             _print_traceback()
         message = f"the Python {sys.executable} has no package {error.name}"
         show_error(EnvironmentLacking(message, fix=join([session, "which installs what it needs"], ", ")))
         return EnvironmentLacking.exit_code
     except Exception as error:
-        return _crashed(error)
+        return _show_crash(error)
 
 
-def _crashed(error: Exception) -> int:
+def _show_crash(error: Exception) -> int:
     """An error of our own: its traceback is what a report of it needs."""
     _print_traceback()
     name = type(error).__name__

@@ -61,7 +61,7 @@ def parse(
         # What a misspelt key lacks is not said again.
         wrong = [e for e in wrong if e["type"] != "missing" or e["loc"] not in corrections.values()]
         wrong.sort(key=lambda error: error["loc"] not in corrections)
-        first, *rest = [_described({**error, "loc": place(error["loc"])}) for error in wrong]
+        first, *rest = [_parts_of({**error, "loc": place(error["loc"])}) for error in wrong]
         key, expected, value = first
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in rest)
         fix = f"correct {path}" if rest else ""
@@ -90,7 +90,7 @@ def _has_wrong_items(place: Place, errors: list[Any]) -> bool:
     return any(len(error["loc"]) > len(place) and error["loc"][: len(place)] == place for error in errors)
 
 
-def _described(error: Any) -> tuple[str, str, str]:
+def _parts_of(error: Any) -> tuple[str, str, str]:
     """(key, expected, found) of one of pydantic's errors."""
     key = ".".join(str(part) for part in error["loc"]) or "(top)"
     if error["type"] == "missing":

@@ -192,7 +192,7 @@ class Store(Trees):
         (staging / "tree").rename(root)
         tree = Tree(root, inventory, tuple(wrong))
         (staging / "inventory.json").replace(tree.inventory_path)
-        self._leased([tree])
+        self._lease_first([tree])
         self.mark_proved(tree)
         return tree
 

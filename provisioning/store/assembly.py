@@ -50,7 +50,7 @@ class Assembly:
         parts = parts_for(self.component, self.targets)
         if not parts:
             raise UsageError(f"{self.name} has nothing for this target", fix="choose another --target")
-        origins, files = zip(*map(self._unpacked, parts), strict=True)
+        origins, files = zip(*map(self._unpack, parts), strict=True)
         items = self._compose(files)
         try:
             self._check_identity()
@@ -65,7 +65,7 @@ class Assembly:
 
     # One part
 
-    def _unpacked(self, part: Part) -> tuple[Origin, list[TreeFile]]:
+    def _unpack(self, part: Part) -> tuple[Origin, list[TreeFile]]:
         """The part's files, fetched and unpacked into its folder of staging."""
         source, before = part.source, self._earlier(part)
         if self.store.download_of(part) is None:

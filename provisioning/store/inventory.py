@@ -258,7 +258,7 @@ def composed(parts: Iterable[Sequence[TreeFile]]) -> list[TreeFile]:
             if first is not item and not same:
                 raise IntegrityError(
                     f"{item.path}: expected one file, found two: from part {first.part} "
-                    f"({_described(first)}) and from part {item.part} ({_described(item)})",
+                    f"({_content_of(first)}) and from part {item.part} ({_content_of(item)})",
                     fix="let a place rule of one of the parts leave it out",
                 )
     return list(items_by_path.values())
@@ -340,5 +340,5 @@ def _digest(value: object) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _described(item: TreeFile) -> str:
+def _content_of(item: TreeFile) -> str:
     return f"sha256 {item.sha256[:12]}…" if item.kind == "file" else f"a link to {item.link}"

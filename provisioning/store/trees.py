@@ -91,12 +91,12 @@ class Trees:
         if not parts_for(component, names):
             return None
         serving = [tree for tree in self._of(component_name, component) if names <= tree.targets]
-        return self._leased(sorted(serving, key=lambda tree: (len(tree.targets), tree.key)))
+        return self._lease_first(sorted(serving, key=lambda tree: (len(tree.targets), tree.key)))
 
     def find_any(self, component_name: str, component: Component) -> Tree | None:
         """A tree of this component, whatever its targets: the one with the most parts."""
         trees = self._of(component_name, component)
-        return self._leased(sorted(trees, key=lambda tree: -len(tree.inventory.origins)))
+        return self._lease_first(sorted(trees, key=lambda tree: -len(tree.inventory.origins)))
 
     def last_used(self, tree: Tree) -> float:
         for path in (self._use_file(tree), tree.inventory_path):
@@ -163,7 +163,7 @@ class Trees:
         trees = self.trees(f"{component_name}-{component.version}-")
         return [tree for tree in trees if tree.inventory.definition == definition]
 
-    def _leased(self, trees: list[Tree]) -> Tree | None:
+    def _lease_first(self, trees: list[Tree]) -> Tree | None:
         """The first of these trees that `gc` has not just removed."""
         for tree in trees:
             if lease(tree.inventory_path):

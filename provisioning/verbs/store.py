@@ -74,7 +74,7 @@ def _list(where: Path) -> int:
     from provisioning.verbs.provision import table
 
     store = Store(where)
-    rows = [_described(store, tree) for tree in store.trees()]
+    rows = [_row_of(store, tree) for tree in store.trees()]
     answer.add(trees=rows)
     if rows:
         sys.stdout.write(table([_in_words(row) for row in rows]))
@@ -84,7 +84,7 @@ def _list(where: Path) -> int:
 
 
 def _verify(where: Path | None, names: Sequence[str]) -> int:
-    store = _existing(where)
+    store = _store_at(where)
     bad = 0
     trees = _trees_named(store, names)
     if not trees:
@@ -104,7 +104,7 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
 
 
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
-    store = _existing(where)
+    store = _store_at(where)
     count = 0
     components, progress = _of_profiles(), for_stream()
     for tree in _trees_named(store, names):
@@ -180,7 +180,7 @@ def _of_profiles() -> dict[str, tuple[str, Component]]:
     }
 
 
-def _described(store: Store, tree: Tree) -> dict[str, Any]:
+def _row_of(store: Store, tree: Tree) -> dict[str, Any]:
     inventory = tree.inventory
     return {
         "component": tree.component,
@@ -208,7 +208,7 @@ def _in_words(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _existing(where: Path | None) -> Store:
+def _store_at(where: Path | None) -> Store:
     """The store, which must exist: a wrong path must not pass a check."""
     from provisioning.store import Store
 
