@@ -275,6 +275,10 @@ def link_with_copies(tree: Path, copies: Collection[str], into: Path, folders: C
             ignore_dangling_symlinks=True,
             dirs_exist_ok=True,
         )
+        for path in (into / folder, *(into / folder).rglob("*")):
+            # A tree may be read-only, and the build writes here.
+            if path.is_dir():
+                path.chmod(0o755)
 
 
 def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profile: str) -> None:

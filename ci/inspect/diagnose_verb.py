@@ -303,7 +303,7 @@ def _is_text(log: io.BufferedReader) -> bool:
 
 
 def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
-    from provisioning.archive import DAMAGE
+    from provisioning.archive import DAMAGE, METHODS
 
     try:
         container = zipfile.ZipFile(path)
@@ -321,11 +321,14 @@ def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
                     f"{inside} unpacks to more than {LARGEST >> 20} MiB",
                     fix="unpack it yourself, and give the failing log or its last part",
                 )
+            unpacked = "unpack it yourself, and give the log"
+            if info.compress_type not in METHODS:
+                raise UsageError(f"{inside} is neither stored nor deflated", fix=unpacked)
             try:
                 member = archive.open(info)
             except DAMAGE as error:
-                # It wants a password, or is packed in a way that Python does not know.
-                raise UsageError(f"{inside}: {error}", fix="unpack it yourself, and give the log") from error
+                # It wants a password.
+                raise UsageError(f"{inside}: {error}", fix=unpacked) from error
             with member as log:
                 yield inside, cast("BinaryIO", log), info.file_size
 

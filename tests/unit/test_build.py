@@ -358,6 +358,16 @@ def test_changes_of_the_tree_are_followed(shown: Path, linked_tree: Path) -> Non
     assert sorted(path.name for path in shown.iterdir()) == ["backends", "exir", "third-party", "version.txt"]
 
 
+def test_folders_that_the_build_writes_into_may_be_read_only_in_the_tree(
+    linked_tree: Path, tmp_path: Path
+) -> None:
+    source = linked_tree / "third-party/flatcc/src"
+    source.chmod(0o555)
+    link_with_copies(linked_tree, COPIED, tmp_path / "shown")
+    source.chmod(0o755)
+    assert (tmp_path / "shown/third-party/flatcc/src").stat().st_mode & 0o200
+
+
 def overlay_of(root: Path, files: dict[str, Path], into: Path) -> Path:
     make_overlay(SourceTree(root, "1.5.0", "cff6f4dd32", time=0), files, into, "wheels")
     return into / "executorch"

@@ -403,6 +403,7 @@ LOGS = {
     "checksum.zip": build(Item("a.log", crc=1)),
     "encrypted.zip": build(Item("a.log", flags=1)),
     "compression.zip": build(Item("a.log", method=95)),
+    "LZMA.zip": build(Item("a.log", method=14, raw=b"\t\t\5\0" + b"\xff" * 20)),
     "before.zip": build(Item("a.log"), start=1_000),
     "says 4 GB.zip": build(Item("a.log", b"error", size=0xFFFFFFF0)),
     "nothing.zip": zipped({"a.png": b"x"}),
