@@ -228,10 +228,11 @@ def part_of_report(report: pytest.TestReport, comparisons: Sequence[adapters.Ups
         error = adapters.why_unheld(figure)
         result = "bad_test" if error else "passed"
     else:
-        error = _error(report).splitlines()[-1]
-        refused = any(comparison.figure is not None and not comparison.agrees for comparison in comparisons)
-        lowering = any(word in report.longreprtext for word in adapters.LOWERING)
-        result = "wrong" if refused else "dies" if lowering else "failed"
+        result, error = "failed", _error(report).splitlines()[-1]
+        if any(comparison.figure is not None and not comparison.agrees for comparison in comparisons):
+            result = "wrong"
+        elif any(word in report.longreprtext for word in adapters.LOWERING):
+            result = "dies"
     return adapters.part(result, figure, name=_subtest(report), error=error)
 
 
