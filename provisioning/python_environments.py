@@ -332,6 +332,7 @@ def cpu_wheel(python: str, record: Path) -> str:
     from provisioning.base import toml
 
     command = [require_uv(), "pip", "compile", "-", "--quiet", "--no-deps", PYTORCHS_INDEX]
+    command += pip_settings.uv_flags(os.environ)
     command += ["--python-version", python, "--python-platform", "x86_64-unknown-linux-gnu"]
     for entry in entries_of(record):
         with tempfile.TemporaryDirectory() as folder:

@@ -91,7 +91,7 @@ def test_where_the_index_has_no_cpu_build_of_torch_pytorchs_own_is_taken_if_it_i
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     pylock = f'[[packages]]\nwheels = [{{ url = "{wheel.as_uri()}", hashes = {{ sha256 = "{digest}" }} }}]\n'
     (tmp_path / "pylock.toml").write_text(pylock)
-    answers = f'while [ "$1" != --output-file ]; do shift; done; cp {tmp_path}/pylock.toml "$2"'
+    answers = f'echo "$@" > {tmp_path}/asked; while [ "$1" != --output-file ]; do shift; done; cp {tmp_path}/pylock.toml "$2"'
     script(tmp_path / "bin" / "uv", answers)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
@@ -101,6 +101,8 @@ def test_where_the_index_has_no_cpu_build_of_torch_pytorchs_own_is_taken_if_it_i
     recorded.write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{digest}\n")
     fetch_wheels(lock, tmp_path / "wheels", SYSTEM, tmp_path)
     assert (tmp_path / "wheels" / TORCH).is_file()
+    # As pip is told here.
+    assert "--no-index" in (tmp_path / "asked").read_text().split()
     wheel.write_bytes(wheel.read_bytes() + b"0")
     shutil.rmtree(tmp_path / "wheels")
     with pytest.raises(UpstreamError):
