@@ -91,7 +91,8 @@ def test_where_the_index_has_no_cpu_build_of_torch_pytorchs_own_is_taken_if_it_i
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     pylock = f'[[packages]]\nwheels = [{{ url = "{wheel.as_uri()}", hashes = {{ sha256 = "{digest}" }} }}]\n'
     (tmp_path / "pylock.toml").write_text(pylock)
-    answers = f'echo "$@" > {tmp_path}/asked; while [ "$1" != --output-file ]; do shift; done; cp {tmp_path}/pylock.toml "$2"'
+    asked = f'echo "$@" > {tmp_path}/asked'
+    answers = f'{asked}; while [ "$1" != --output-file ]; do shift; done; cp {tmp_path}/pylock.toml "$2"'
     script(tmp_path / "bin" / "uv", answers)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
