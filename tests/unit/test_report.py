@@ -19,7 +19,7 @@ from ci.jobs import WorkOptions
 from ci.one_model.model import PYTORCH, OneModel
 from ci.one_model.report import ModelReport, reported
 from ci.report import verb
-from ci.report.collect import collect, did_not_run
+from ci.report.collect import collect, did_not_run, report_in
 from ci.report.page import html
 from ci.report.summary import headline
 from provisioning.base.errors import CheckFailed
@@ -431,6 +431,31 @@ def test_the_page_has_each_programs_figures_beside_what_was_agreed() -> None:
     rows = [[cell.text for cell in row.iter("th")] for row in matrix.iter("tr")]
     assert [row[0] for row in rows[1:]] == ["gelu", SPEAKER, "net", "resnet"]
     assert rows[0] == ["Model", "fp16", "16a8w", "8a8w", "u8u8"]
+
+
+def test_a_figure_beyond_its_threshold_is_marked_and_one_that_is_no_number_is_left_out(
+    tmp_path: Path,
+) -> None:
+    figures = {"sqnr_db": math.nan, "cosine": 0.5, "max_abs": 0.05}
+    ran: dict[str, Metric] = {
+        "verdict": "fail",
+        "figures": {**figures, "reference_sqnr_db": 60},
+        "thresholds": {"sqnr_db": 30.0, "cosine": 0.9, "max_abs": 0.02, "reference_sqnr_db": 60.0},
+        "slices": [],
+    }
+    part: dict[str, Metric] = {"name": "prefill_0", "output": "hidden_2", "db": -math.inf, "least_db": 30.0}
+    model: dict[str, Metric] = {
+        "verdict": "fail",
+        "figures": {"decode_htp": {"top1": {"value": math.nan, "error": math.inf}}},
+        "parts": [part],
+    }
+    reports = [
+        report_of("test_emulator", metrics={"programs": {"net/8a8w/SM8650": ran}}),
+        report_of("test_llm", metrics={"programs": {SPEAKER: model}}),
+    ]
+    page = read_page(html([report_in(report.write(tmp_path)) for report in reports]))
+    shown = [text_of(figure) for figure in page.iter("dd")]
+    assert shown == ["✗ 0.5 (at least 0.9)", "✗ 0.05 (at most 0.02)", "60.0 dB (at least 60.0 dB)"]
 
 
 BUILDS = ROOT / "tests" / "support" / "two_builds"
