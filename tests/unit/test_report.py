@@ -384,6 +384,7 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
     [
         (["pass", "pass"], "1 model passed"),
         (["pass", "fail"], "net 8a8w failed"),
+        (["fail", "pass"], "net 8a8w failed"),
         (["pass", "odd"], "net 8a8w failed"),
         ([""], "net 8a8w failed"),
     ],

@@ -285,6 +285,18 @@ class TestWheels:
         assert {finding.rule for finding in findings} == {"store-damage"}
         assert is_true(house.store.trees()[0])
 
+    def test_no_list_is_made_of_a_kept_wheel_that_is_another(
+        self, house: House, manifests: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (wheel,) = house.store.downloads.glob("?" * 64)
+        write_zip(wheel, {HTP: b"forged"})
+        (manifests / "wheels.json").unlink()
+        load_lists.cache_clear()
+        # No index has it.
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        assert self.types("lock", "--profile", "wheels") != 0
+        assert not (manifests / "wheels.json").exists()
+
     def test_a_list_of_a_wheel_that_no_profile_has_is_stale(
         self, house: House, manifests: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
