@@ -48,8 +48,8 @@ DYING = {
     "volume": ("16a4w", "aten.convolution.default", "self.conv(x)", False),
     "normed": ("16a4w", "aten._native_batch_norm_legit_no_training.default", "", True),
 }
-"""By factory: the scheme, the operator that QNN dies of, and its line, none of which QNN's log names; and whether
-ExecuTorch has a kernel of it for the CPU, which has none for three dimensions."""
+"""By factory: the scheme, the operator that QNN dies of, and its line, none of which QNN's log names; and
+whether ExecuTorch has a kernel of it for the CPU: there is none for three dimensions."""
 
 WITH_WHOLE = (
     "alone",
