@@ -105,69 +105,11 @@ def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
     assert {lines[finding.place.line - 1] for finding in found} == {"[[pairs]]"}
 
 
-ARCHIVE_CMAKE, NEW_JNI = f"{ANDROID}/CMakeLists.txt", f"{ANDROID}/jni/new.cpp"
+ARCHIVE_CMAKE = f"{ANDROID}/CMakeLists.txt"
 WINDOWS = f"{QUALCOMM}/runtime/pal/src/windows"
-OF_RUNNER = "        ${EXECUTORCH_ROOT}/examples/qualcomm/oss_scripts/llama/runner/decoder_runner.cpp\n"
-ONE_JNI_MORE = edited({ARCHIVE_CMAKE: {"jni/jni_layer_llama.cpp": "jni/jni_layer_llama.cpp jni/new.cpp"}}) | {
-    NEW_JNI: "// new\n"
-}
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("files", "rule", "file", "what"),
-    [
-        (
-            *(edited({ARCHIVE_CMAKE: {OF_RUNNER: ""}}), "parity-missing-in-cmake"),
-            *(f"{LLAMA}/targets.bzl", f"{LLAMA}/runner/decoder_runner.cpp"),
-        ),
-        (ONE_JNI_MORE, "parity-missing-in-buck", ARCHIVE_CMAKE, NEW_JNI),
-        (
-            *(miniature_tree.files() | {f"{JAVA}/New.kt": "// new\n"}, "parity-unknown-file"),
-            *(f"{JAVA}/New.kt", f"{JAVA}/New.kt"),
-        ),
-        (
-            *(edited({f"{ANDROID}/BUCK": {"llm/LlmModule.kt": "llm/Llm.kt"}}), "parity-missing-file"),
-            *(f"{ANDROID}/BUCK", f"{JAVA}/extension/llm/Llm.kt"),
-        ),
-        (
-            *(miniature_tree.files() | {f"{WINDOWS}/New.cpp": "// new\n"}, "parity-unknown-file"),
-            *(f"{WINDOWS}/New.cpp", f"{WINDOWS}/New.cpp"),
-        ),
-        (
-            {path: text for path, text in miniature_tree.files().items() if path != f"{WINDOWS}/Path.cpp"},
-            *("parity-missing-file", RUNTIME_CMAKE, f"{WINDOWS}/Path.cpp"),
-        ),
-    ],
-)
-def test_a_file_that_one_list_of_androids_archive_or_of_windows_lacks_is_found(
-    files: dict[str, str], rule: str, file: str, what: str
-) -> None:
-    [finding] = [difference for difference in checked(files).differences if difference.what == what]
-    assert (finding.rule, finding.place.file) == (rule, file)
 
 
 NAMESPACE = '        header_namespace = "pal",\n'
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("path", "old", "new", "text"),
-    [
-        (RUNTIME_BUCK, NAMESPACE, "", 'name = "pal"'),
-        (RUNTIME_BUCK, NAMESPACE, NAMESPACE.replace("pal", "platform"), 'header_namespace = "platform"'),
-        (WRAPPERS_BUCK, "        platforms", f"{NAMESPACE}        platforms", 'header_namespace = "pal"'),
-    ],
-)
-def test_a_namespace_that_breaks_includes_is_one_finding_at_its_library(
-    path: str, old: str, new: str, text: str
-) -> None:
-    files = edited({path: {old: new}})
-    [finding] = checked(files).differences
-    assert (finding.rule, finding.place.file) == ("parity-header-renamed", path)
-    assert text in files[path].split("\n")[finding.place.line - 1]
-
-
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
 HEADERS = "            ),\n            exported_headers = glob(\n                [\n"
@@ -211,6 +153,7 @@ EDITS: Edits = {
     },
     WRAPPERS_BUCK: {
         'qnn_third_party_dep("api"),': '{0}\n            "//zlib:zlib",',
+        "        platforms": f"{NAMESPACE}{{0}}",
         DEPS: f'\n        compiler_flags = ["-DBUCK=1", "-fno-rtti", "-std=c++23"],{DEPS}',
         "platforms = [ANDROID, CXX]": "platforms = [ANDROID]",
     },
@@ -222,25 +165,38 @@ EDITS: Edits = {
     f"{QUALCOMM}/tests/BUCK": {'deps = [":models"],': f'deps = [] if runtime.is_oss else ["{HEAVY}"],'},
     "shim_et/xplat/executorch/build/build_variables.bzl": {'"options.cpp"': '"option.cpp"'},
     f"{EXAMPLES}/direct_executor_runner/new.cpp": {"": "// new\n"},
+    ARCHIVE_CMAKE: {
+        "        ${EXECUTORCH_ROOT}/examples/qualcomm/oss_scripts/llama/runner/decoder_runner.cpp\n": "",
+        "jni/jni_layer_llama.cpp": "{0} jni/new.cpp",
+    },
+    f"{ANDROID}/BUCK": {"llm/LlmModule.kt": "llm/Llm.kt"},
+    f"{JAVA}/New.kt": {"": "// new\n"},
+    f"{WINDOWS}/New.cpp": {"": "// new\n"},
     f"{QUALCOMM}/aot/__init__.py": {"": "from . import python\n"},
 }
 DRIFTS = [
-    # The rule, and the file and text of the finding's line.
+    # The rule, the finding's file, and text of its line or of what it is about.
     ("parity-missing-in-buck", BACKENDS_CMAKE, "new/New.cpp"),
-    ("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/*.cpp"),
+    ("parity-missing-in-buck", ARCHIVE_CMAKE, "jni/new.cpp"),
+    ("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/kv_manager.cpp"),
+    ("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/decoder_runner.cpp"),
     ("parity-missing-in-cmake", RUNTIME_BUCK, '"*.cpp"'),
     ("parity-missing-in-cmake", RUNTIME_BUCK, "new/Other.cpp"),
     ("parity-unknown-file", f"{EXAMPLES}/direct_executor_runner/new.cpp", "new"),
     ("parity-unknown-file", f"{QUALCOMM}/aot/__init__.py", ""),
+    ("parity-unknown-file", f"{JAVA}/New.kt", "new"),
+    ("parity-unknown-file", f"{WINDOWS}/New.cpp", "new"),
     ("parity-compiled-twice", BACKENDS_CMAKE, "QnnProfiler.cpp"),
     ("parity-compiled-twice", WRAPPERS_CMAKE, "OpWrapper.cpp"),
     ("parity-listed-twice", PYTHON_BUCK, '"PyQnnManagerAdaptor.cpp"'),
     ("parity-missing-file", BACKENDS_CMAKE, "Gone.cpp"),
     ("parity-missing-file", f"{EXAMPLES}/executor_runner/CMakeLists.txt", "add_executable"),
     ("parity-missing-file", f"{EXAMPLES}/CMakeLists.txt", "gone.yaml"),
+    ("parity-missing-file", f"{ANDROID}/BUCK", "llm/Llm.kt"),
     ("parity-exclude-empty", RUNTIME_BUCK, "backends/lpai/x/y.cpp"),
     ("parity-glob-empty", RUNTIME_BUCK, '"backends/ir/x86_64/*.cpp"'),
     ("parity-header-renamed", RUNTIME_BUCK, '"Path.hpp"'),
+    ("parity-header-renamed", WRAPPERS_BUCK, 'header_namespace = "pal"'),
     ("parity-unmapped-target", TOP_CMAKE, "add_library(plugin"),
     ("parity-dependency-missing-in-buck", TOP_CMAKE, "wrappers PRIVATE extension_tensor"),
     ("parity-dependency-missing-in-cmake", WRAPPERS_BUCK, "qualcomm/runtime:logging"),
@@ -271,11 +227,13 @@ EDITS_ALONE: Edits = {
         "set(CMAKE_CXX_STANDARD 17)": "set(CMAKE_CXX_STANDARD 20)",
     },
     SCHEMA_CMAKE: {"--cpp-std c++11": "--cpp-std c++17"},
+    RUNTIME_BUCK: {NAMESPACE: ""},
 }
 DRIFTS_ALONE = [
     ("parity-whole-archive-differs", RUNTIME_BUCK, "link_whole = True"),
     ("parity-standard-differs", TOP_CMAKE, "set(CMAKE_CXX_STANDARD 20)"),
     ("parity-schema-differs", SCHEMA_CMAKE, "add_custom_command"),
+    ("parity-header-renamed", RUNTIME_BUCK, 'name = "pal"'),
 ]
 
 RENAMED = [
@@ -283,6 +241,7 @@ RENAMED = [
     ("runtime", "SharedBuffer.cpp", "Shared.cpp", "parity-missing-in-cmake", RUNTIME_CMAKE),
     ("runtime/backends", "QnnLogger.h", "QnnLog.h", "parity-missing-file", BACKENDS_CMAKE),
     ("runtime/pal/include/pal", "Path.h", "Paths.h", "parity-missing-in-buck", RUNTIME_BUCK),
+    ("runtime/pal/src/windows", "Path.cpp", "Paths.cpp", "parity-unknown-file", RUNTIME_CMAKE),
     ("recipes", "types.py", "kinds.py", "parity-unknown-file", f"{QUALCOMM}/recipes/BUCK"),
     ("serialization", "qc_compiler_spec.fbs", "spec.fbs", "parity-unknown-file", SCHEMA_CMAKE),
 ]
@@ -293,7 +252,8 @@ NEW_MODULES = [f"{QUALCOMM}/{folder}/new.py" for folder in ("aot", "quantizer/an
 def _drifted(*, alone: bool) -> tuple[dict[str, str], tuple[Difference, ...]]:
     files = edited(EDITS_ALONE if alone else EDITS)
     added = ("runtime/backends/new/New.cpp", "runtime/new/Other.cpp", "new.cpp")
-    files |= {f"{QUALCOMM}/{path}": "// new\n" for path in added}
+    added = (*(f"{QUALCOMM}/{path}" for path in added), f"{ANDROID}/jni/new.cpp")
+    files |= dict.fromkeys(added, "// new\n")
     found = checked(files)
     return files, (*found.differences, *found.notes)
 
@@ -312,8 +272,9 @@ def _renamed() -> tuple[Difference, ...]:
 )
 def test_a_drift_is_found_on_its_line(alone: bool, rule: str, file: str, text: str) -> None:
     files, drifts = _drifted(alone=alone)
-    places = {finding.place for finding in drifts if finding.rule == rule and finding.place.file == file}
-    assert any(text in files[file].split("\n")[place.line - 1] for place in places), drifts
+    lines = files[file].split("\n")
+    found = [drift for drift in drifts if (drift.rule, drift.place.file) == (rule, file)]
+    assert any(text in lines[drift.place.line - 1] or text in drift.what for drift in found), drifts
 
 
 @pytest.mark.parametrize(("folder", "old", "new", "rule", "file"), RENAMED)
