@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lab.generate import stale
 from lab.lint import tracked_files
@@ -69,6 +70,13 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
             if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
                 dead.append(f"{page.name}: {link}")
     assert not dead, "\n".join(dead)
+
+
+@pytest.mark.parametrize("skill", [*ROOT.glob("skills/*/SKILL.md")], ids=lambda skill: skill.parent.name)
+def test_a_skill_says_its_name_and_when_to_use_it(skill: Path) -> None:
+    _, head, _ = skill.read_text(encoding="utf-8").split("---\n", 2)
+    about = yaml.safe_load(head)
+    assert about["name"] == skill.parent.name and "Use" in about["description"]
 
 
 def test_contributing_names_files_that_exist() -> None:
