@@ -25,6 +25,7 @@ def lacking():
 def make():
     assert not sys.stdin.read() and not subprocess.run(["/bin/cat"], capture_output=True, timeout=10).stdout
     assert os.environ["TZ"] == "UTC" and "QNN_CI_WORKER_THREADS" not in os.environ
+    assert os.environ["HF_HOME"].startswith("/a/cache/")
     token = os.environ.get("HUB_TOKEN", "")
     torch.manual_seed(0)
     width = int(open("width.txt").read()) + int(os.environ.get("OMP_NUM_THREADS", "0")) + bool(token)
@@ -75,6 +76,7 @@ class User:
 
     def runs(self, *flags: str, folder: Path | None = None, **variables: str) -> Done:
         suite = (folder or self.clone) / "suite.toml"
+        variables.setdefault("HF_HOME", "/a/cache/here")
         return run(self.stage, self.folder, "--suite", suite, *flags, environ=environment(**variables))
 
 
@@ -98,10 +100,10 @@ def test_relative_paths_begin_in_the_suite_and_what_is_not_declared_is_not_seen(
     # Beside the command that repeats it, which names the suite.
     suite = str(user.clone / "suite.toml")
     assert str(user.clone) in finding.fix.replace(suite, "") and not asked(first)
-    # Another clone shares what is cached, as does another time zone, and what is not declared,
-    # which is said.
+    # Another clone shares what is cached, as do another time zone and another place of the Hub's cache, and
+    # what is not declared, which is said.
     again = shutil.copytree(user.clone.parent, tmp_path / "again")
-    here = {"TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    here = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "HF_HOME": "/a/cache/there"}
     other = user.runs(*GOOD, folder=again / "models", **here, OMP_NUM_THREADS="3", HUB_TOKEN="hunter2")
     assert other.cached() == {"net"}
     assert [fix.partition(" at ")[0] for fix in asked(other)] == [
