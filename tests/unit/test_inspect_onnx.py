@@ -17,12 +17,6 @@ from tests.support.onnx_models import BUILD_ID, context_model
 
 
 class TestReading:
-    @pytest.mark.parametrize("embed", [False, True])
-    def test_a_context_is_read_from_the_model_or_from_beside_it(self, tmp_path: Path, embed: bool) -> None:
-        (node,) = read_model(context_model(tmp_path, embed=embed)).nodes
-        assert node.file == ("" if embed else "model_ctx_qnn.bin")
-        assert node.context is not None and node.context.build_ids == (BUILD_ID,)
-
     @pytest.mark.parametrize("absent", ["embed_mode", "main_context"])
     def test_attributes_that_are_absent_are_1_as_onnxruntime_defines(
         self, tmp_path: Path, absent: str

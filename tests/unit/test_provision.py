@@ -198,13 +198,6 @@ class TestStoreVerb:
         assert user.types("store", "verify", "--store", "/nowhere/at all") == 3
         assert "try: nox -s provision -- --store '/nowhere/at all'\n" in user.err
 
-    def test_gc_removes_what_no_profile_names(self, user: User) -> None:
-        user.types("provision")
-        user.components.clear()
-        assert user.types("store", "gc") == 0
-        assert "no manifest names it" in user.out and user.types("store", "list") == 0
-        assert user.out.startswith("no trees")
-
     def test_the_list_of_trees_fits_a_terminal(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
         user.types("provision")
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

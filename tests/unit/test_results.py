@@ -238,15 +238,6 @@ def test_of_a_file_on_a_mounted_image_the_stamp_is_not_trusted(
     assert digest == (hash_file(file) if is_read_again else "old")
 
 
-def test_of_a_file_that_was_written_just_now_the_stamp_is_not_trusted(tmp_path: Path) -> None:
-    """Another write in the same tick of the clock leaves it as it is."""
-    (weights := tmp_path / "weights.bin").write_text("0123")
-    known = digests.Digests(tmp_path / "store")
-    assert known.of(weights) == hash_file(weights)
-    known.save()
-    assert not [*(tmp_path / "store").rglob("digests.json")]
-
-
 def test_another_python_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = surroundings(tmp_path, {})
     monkeypatch.setattr(sys, "version", "3.12.99 (main)")

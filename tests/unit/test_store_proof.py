@@ -254,10 +254,6 @@ class TestWheels:
         house.without_downloads()
         assert is_true(house.provision(offline=True)) and house.repaired() == set()
 
-    def test_a_forged_one_is_not_believed_and_made_from_the_kept_wheel(self, house: House) -> None:
-        forge(house.store)
-        assert is_true(house.provision(offline=True))
-
     def test_a_forged_one_without_its_wheel_is_refused(self, house: House) -> None:
         forge(house.store)
         house.without_downloads()

@@ -54,9 +54,6 @@ class TestModel:
         ("old", "new", "says"),
         [
             ('"SM8750"]', '"SM9999"]', "SM9999"),
-            ("tags = ", "tag = ", "tag"),
-            ("{ top1 = 0.99 }", "{ topp1 = 0.99 }", "topp1"),
-            ("{ top1 = 0.99 }", "{ sqnr_db = -1 }", "sqnr_db"),
             ("factory =", 'backend = "dsp"\nfactory =', "backend"),
             ("factory =", "inputs = [{ shape = [1], low = 2 }]\nfactory =", "low"),
             (
