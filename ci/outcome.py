@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 
 from ci.jobs import Line, failed
 from ci.plain import Facts
-from provisioning.base.commands import Fix, join, session
+from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError, causes
 from provisioning.base.files import OF_MACHINE, disk_error, write_all
 
@@ -267,7 +267,7 @@ class Failure:
         ending = f"the process {how_it_ended(code)}" + (f"; its last words: {words[-400:]}" if words else "")
         message, fix = _explained(ending, log)
         # What is to be read, such as frames, is in the log.
-        return cls("crash", message, join([fix, session("diagnose", log)]), log, ending=ending)
+        return cls("crash", message, join_fixes([fix, session("diagnose", log)]), log, ending=ending)
 
     @classmethod
     def late(cls, limit: float, cpu_seconds: float, flag: str, log: Path) -> Failure:

@@ -20,7 +20,7 @@ from ci.artifacts.program import (
 )
 from ci.artifacts.program import read as read_program
 from provisioning import elf, qnn_libraries
-from provisioning.base.commands import Fix, join, leave_out, session
+from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ANDROID, WINDOWS, Selection, profile_flags
@@ -266,7 +266,7 @@ def library_folder(sdk: Path, target: str) -> Path:
     ours = session("provision", "--target", target)
     own_sdk = "name an SDK that has them with QNN_SDK_ROOT"
     unset = bool(os.environ.get("QNN_SDK_ROOT"))
-    fix = join([own_sdk, ours], ", or unset it and ") if unset else join([ours, own_sdk], "; or ")
+    fix = join_fixes([own_sdk, ours], ", or unset it and ") if unset else join_fixes([ours, own_sdk], "; or ")
     raise EnvironmentLacking(f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", fix=fix)
 
 

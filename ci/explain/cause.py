@@ -34,7 +34,7 @@ from ci.one_model.product import History, NoGraph, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
 from ci.suite.precision import MORE_EXACT, written_name
 from ci.suite.programs import Program
-from provisioning.base.commands import Fix, join, session
+from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit, Place
@@ -164,9 +164,9 @@ class Proofs:
     @property
     def fix(self) -> str:
         if self.helping:
-            return join(self.helping, "; or ")
+            return join_fixes(self.helping, "; or ")
         if self.late:
-            return join(self.late, "; or ")
+            return join_fixes(self.late, "; or ")
         # What does not help is words: nobody should type it.
         return f"{NO_FIX}; tried: {'; '.join(self.failures)}" if self.failures else NO_FIX
 
@@ -241,7 +241,7 @@ def outcome_with_cause(
     else:
         # A part of an output, or whole numbers: what the model returns is its author's to change.
         fixes += [first.fix]
-    fix = join(fixes, "; or ")
+    fix = join_fixes(fixes, "; or ")
     first = replace(first, message="; ".join(words), fix=fix, place=place, edit=proofs.edit)
     return replace(outcome, wrong=[first, *rest]), cause
 

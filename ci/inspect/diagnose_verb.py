@@ -18,7 +18,7 @@ from ci.diagnose.logs import Diagnosis, Explanation, diagnosed, of_failure, of_n
 from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, explained, page_of, rules
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
-from provisioning.base.commands import Fix, join, session
+from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import UsageError, exit_code_of
 from provisioning.base.foreign import in_line, limited
 from provisioning.base.settings import user_path
@@ -164,7 +164,7 @@ def _of_fault(name: str) -> Explanation | None:
     if fault.measurement:
         sentences.append(f"Measured: {fault.measurement}.")
     cause = " ".join(sentences)
-    fix = join([f"{fault.fix}; type", fault.shown_by], " ")
+    fix = join_fixes([f"{fault.fix}; type", fault.shown_by], " ")
     return Explanation(name, cause, fix, fault.source, 0, "", True)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ci.plain import read
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import join, quoted, session
+from provisioning.base.commands import join_fixes, quoted, session
 from provisioning.base.findings import (
     Finding,
     Metric,
@@ -175,7 +175,7 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
         elif same:
             page[stage] = report
         else:
-            fix = join([report.command, f"or set {RUN} alike for calls that belong together"], ", ")
+            fix = join_fixes([report.command, f"or set {RUN} alike for calls that belong together"], ", ")
             note = Finding(EARLIER_RUN, Severity.NOTE, stage, message, fix)
             page[stage] = replace(report, findings=(note, *report.findings))
     # A gate says itself which stages it was to run.

@@ -12,7 +12,7 @@ from ci.outcome import Result
 from ci.suite import accuracy
 from ci.suite.programs import NO_SUITE, Program
 from ci.suite.suite_file import Thresholds, accepted_path
-from provisioning.base.commands import Fix, join
+from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.base.units import bound_in_decibels, in_decibels
 from provisioning.components import version_in
@@ -197,7 +197,7 @@ def accuracy_fix(
     computes something else, and where quantizing loses it; empty if there is no such command."""
     if all(miss.figure == SLICE for miss in misses):
         alone = "let the model return the lost part as its own output"
-        return join([alone, _naming(misses, figures, "", where, "")], "; or ")
+        return join_fixes([alone, _naming(misses, figures, "", where, "")], "; or ")
     if causes.beyond:
         return BEYOND_FIX
     if causes.choices and all(miss.figure.endswith("agreement") for miss in misses):

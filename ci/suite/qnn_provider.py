@@ -19,7 +19,7 @@ from ci.artifacts.compiler_log import Refusal
 from ci.child import doing
 from ci.diagnose.logs import read
 from ci.models.inputs import Sample
-from provisioning.base.commands import Fix, join
+from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.components import build_ids
 from provisioning.manifest import Soc
@@ -141,7 +141,7 @@ def failing(message: str, *fixes: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        fix = join([*fixes, explained(str(error))])
+        fix = join_fixes([*fixes, explained(str(error))])
         raise CheckFailed(f"{message}: {message_of(error)}", fix=fix) from error
 
 

@@ -15,7 +15,7 @@ import tomlkit
 from ci.child import closed
 from lab.stage import logged, stage_run
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
-from provisioning.base.commands import Fix, captured, join, session
+from provisioning.base.commands import Fix, captured, join_fixes, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
@@ -173,7 +173,7 @@ def judge(
             stage.add("fault-changed", Severity.ERROR, fault.id, message, fix)
         elif run.word == "changed":
             text = f"correct its `effect` in {MANIFEST.relative_to(ROOT)} and manifests/faults/{fault.id}.py"
-            stage.add("fault-changed", Severity.ERROR, fault.id, run.figure, join([text, again]))
+            stage.add("fault-changed", Severity.ERROR, fault.id, run.figure, join_fixes([text, again]))
         elif run.word == "gone" and concerned and fault.id not in ended:
             message = f"{fault.product} {run.version} does not have it: {run.figure}".replace("  ", " ")
             fix = session("lab", "faults", "--close", fault.id)

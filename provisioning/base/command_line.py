@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 from provisioning.base import answer
-from provisioning.base.commands import Fix, join
+from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.errors import (
     INTERNAL,
@@ -273,7 +273,9 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
         if debug:
             _print_traceback()
         message = f"the Python {sys.executable} has no package {error.name}"
-        show_error(EnvironmentLacking(message, fix=join([session, "which installs what it needs"], ", ")))
+        show_error(
+            EnvironmentLacking(message, fix=join_fixes([session, "which installs what it needs"], ", "))
+        )
         return EnvironmentLacking.exit_code
     except Exception as error:
         return _show_crash(error)

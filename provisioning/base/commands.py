@@ -153,7 +153,7 @@ def fix_of(row: Mapping[str, Any], key: str = "fix") -> Fix:
     return Fix(row[key], *row.get("commands", ()))
 
 
-def join(fixes: Iterable[str], by: str = "; ") -> Fix:
+def join_fixes(fixes: Iterable[str], by: str = "; ") -> Fix:
     """One fix of several; empty ones count for nothing."""
     texts = [fix for fix in fixes if fix]
     return Fix(by.join(["{}"] * len(texts)), *texts)

@@ -39,7 +39,7 @@ from ci.suite.findings import (
     not_in_fp16,
     placeholder,
 )
-from provisioning.base.commands import Fix, join
+from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity
 from provisioning.known_faults import NO_FIX
@@ -98,7 +98,7 @@ def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> t
     operators = dict.fromkeys(OPERATOR.findall(message))
     met = faults_in({name: Traits(name) for name in operators}, scheme, soc, versions_of(), dies=True)
     fixes = [*(fault.fault.fix for fault in met), *([] if met and fix == NO_FIX else [fix])]
-    return "; ".join([message, *map(str, met)]), join(dict.fromkeys(fixes), "; or ")
+    return "; ".join([message, *map(str, met)]), join_fixes(dict.fromkeys(fixes), "; or ")
 
 
 def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Finding]:
@@ -334,7 +334,7 @@ def findings_of(
     cure = accuracy_fix(misses, figures, *commands, causes=causes)
     fixes = [Fix("{}; then {}", cure, again), accepting(program, misses)]
     message = accuracy_message(misses, figures, causes, record.each_db)
-    return [wrong("accuracy", message, join(fixes), causes.place)]
+    return [wrong("accuracy", message, join_fixes(fixes), causes.place)]
 
 
 def suspected_of(

@@ -68,7 +68,7 @@ from ci.suite.accuracy import (
     least_sqnr_db,
     tie_noise,
 )
-from provisioning.base.commands import join
+from provisioning.base.commands import join_fixes
 from provisioning.known_faults import words_of
 
 MASKS = ("aten.masked_fill", "aten.where")
@@ -415,4 +415,4 @@ def _failed(workaround: Workaround, evidence: str, lacking: Sequence[str] = ()) 
     else:
         fixes += [f"{flags}, or in a suite's run cpu_nodes = [{nodes}], leaves it on the CPU: {evidence}"]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
-    return Failed("compile", workaround.message, join(fixes, "; or "), source)
+    return Failed("compile", workaround.message, join_fixes(fixes, "; or "), source)

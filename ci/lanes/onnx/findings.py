@@ -29,7 +29,7 @@ from ci.suite.findings import (
     shown_thresholds,
 )
 from ci.suite.programs import HELD_QUANTIZED
-from provisioning.base.commands import Fix, join
+from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 
@@ -116,7 +116,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
             words = PROVISIONAL + message
             yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
         else:
-            yield error("onnx-accuracy", message, join(fixes))
+            yield error("onnx-accuracy", message, join_fixes(fixes))
     yield from below_usual_of(program, near, lambda: causes, divergence)
     if program.run.precision == "fp16" and context.half_floats is False:
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")

@@ -24,7 +24,7 @@ from ci.forecast import ModelSize
 from ci.models.inputs import GraphSignature, Tensor, is_fixed
 from ci.plain import as_json, read
 from ci.suite.precision import precision_named
-from provisioning.base.commands import add_flags, join
+from provisioning.base.commands import add_flags, join_fixes
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import fix_of_content, hash_file
 from provisioning.manifest import Soc, load_socs
@@ -64,7 +64,7 @@ class NotCompilable(CheckFailed):
         words = "; ".join(map(str, problems[:SHOWN]))
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         fixes = dict.fromkeys(problem.fix for problem in problems[:SHOWN])
-        super().__init__(f"{path}: {words}{more}", fix=join(fixes))
+        super().__init__(f"{path}: {words}{more}", fix=join_fixes(fixes))
         self.problems = tuple(problems)
 
 

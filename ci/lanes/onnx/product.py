@@ -72,7 +72,7 @@ from ci.suite.stage import run_cached_step
 from ci.suite.suite_file import precision_file_of
 from ci.work import asking
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import Fix, join, leave_out, session
+from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.progress import at_work
@@ -371,7 +371,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
         fix_dimensions(graph, sizes)
         if not files and (problems := list(open_inputs(graph))):
             message = f"{path}: no {problems[0].subject} can be drawn, as not all of its sizes are known"
-            fix = join(problem.fix for problem in problems)
+            fix = join_fixes(problem.fix for problem in problems)
             raise CheckFailed(message, fix=Fix("{}; or --input FILE.npy", fix))
         inputs, outputs, _ = _run(model, files, signature_of(graph))
         makes = session("compile", model.typed, "-o", "out")
