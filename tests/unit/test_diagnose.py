@@ -94,24 +94,6 @@ def test_trouble_that_no_rule_knows_is_not_called_healthy(line: str) -> None:
     assert found.trouble and found.explained == bool(found.explanations)
 
 
-def test_a_command_is_that_of_the_way_we_were_started(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    monkeypatch.setattr("provisioning.base.commands.CLONE", False)
-    # As a process of that copy reads them.
-    failure_rules.cache_clear()
-    request.addfinalizer(failure_rules.cache_clear)
-    named = next(rule for rule in failure_rules().values() if "`qnn-ci inspect" in rule.fix)
-    log = tmp_path / "a.log"
-    log.write_text(named.example, encoding="utf-8")
-    assert verb(log) == 0
-    printed = capsys.readouterr().out
-    assert "qnn-ci inspect" in printed and "nox -s" not in printed
-
-
 def test_the_answer_is_the_earliest_cause_and_later_ones_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

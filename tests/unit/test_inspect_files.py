@@ -51,7 +51,11 @@ def flexible() -> bytes:
     [
         ("both.dlc", flexible(), ("DLC", "SM8650, SM8750", BUILD_ID)),
         ("QnnHtp.dll", dll(content=BUILD_ID.encode()), ("Windows library for Arm64", BUILD_ID)),
-        ("libQnnHtpV73Skel.so", skel(73, BUILD_ID).encode(), ("Hexagon skel for v73", BUILD_ID)),
+        (
+            "libQnnHtpV73Skel.so",
+            skel(73, BUILD_ID).encode(),
+            ("Hexagon skel for v73", BUILD_ID, "signing -- inspect"),
+        ),
         ("forward.dlc", dlc(), ("DLC", "not compiled yet", "model (16 bytes)")),
         (
             "libmine.so",
@@ -71,16 +75,6 @@ def test_a_file_is_named_for_what_it_is(
     assert json.loads((tmp_path / "answer.json").read_text())["file"] == str(tmp_path / name)
     with pytest.raises(UsageError, match="--extract"):
         inspect(tmp_path / name, "--extract", tmp_path)
-
-
-def test_an_installed_copy_names_the_next_command_as_it_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("provisioning.base.commands.CLONE", False)
-    library = tmp_path / "libQnnHtpV73Skel.so"
-    library.write_bytes(skel(73, BUILD_ID).encode())
-    inspect(library)
-    assert f"qnn-ci signing inspect {library}" in capsys.readouterr().out
 
 
 CUT = CONTEXT_MARK + struct.pack("<3Q", 16, 4096, 512) + BUILD_ID.encode()

@@ -30,8 +30,6 @@ REASONS = {
     "unit/test_build.py": "CMake's answer of a configured project is written by hand",
     "unit/test_build_tools.py": SHORTER,
     "unit/test_doors.py": SHORTER,
-    "unit/test_diagnose.py": "what is searched is counted on its way",
-    "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",
     "unit/test_keys.py": SHIPPED,
     "unit/test_llm.py": PROCESS,
     "unit/test_lowering_judge.py": PROCESS,
