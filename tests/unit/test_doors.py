@@ -367,6 +367,9 @@ LIBRARIES = {
     "sections outside": patched(SIGNED, 32, "<I", 0xFFFFFF00),
     "more at its end": SIGNED + bytes(4096),
     "a byte of its code": patched(SIGNED, 0x2000 + 300, "<B", 0xFF),
+    "a name that steers": lpai_signers.rehearse(
+        Skel().encode(), chains.bent(attestation={"subject": chains.name("att\x1b[2J", "unit\x07")})
+    ),
     "a text that steers": SIGNED.replace(b"REHEARSAL OF SIGNING:", b"\n::error::\x1b]0;x\x07OF NG:"),
 }
 
@@ -376,6 +379,7 @@ HIDDEN = {
     "sections outside",
     "more at its end",
     "a byte of its code",
+    "a name that steers",
     "a text that steers",
 }
 """What only `verify` sees."""

@@ -72,15 +72,3 @@ def test_a_file_of_several_certificates_does_not_say_which_to_trust(
     root.write_bytes(root.read_bytes() + chains.root_pem(chains.other_signer()))
     assert signing("verify", signed, "--root", root) == 2
     assert "found 2 certificates" in capsys.readouterr().err
-
-
-def test_what_a_file_says_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    signer = chains.bent(attestation={"subject": chains.name("att\x1b[2J", "unit\x07")})
-    data = bytearray(lpai_signers.rehearse(Skel().encode(), signer))
-    at = data.index(b"REHEARSAL OF SIGNING:")
-    data[at : at + 2] = b"\x1b]"
-    (path := tmp_path / "lib.so").write_bytes(data)
-    signing("inspect", path)
-    signing("verify", path)
-    out = capsys.readouterr().out
-    assert "\\x1b[2J" in out and not any(c in out for c in "\x1b\x07")
