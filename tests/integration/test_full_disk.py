@@ -19,7 +19,7 @@ from onnx import helper
 
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment, suite
-from tests.support.onnx_models import conv_model, model_of, write
+from tests.support.onnx_models import model_of, write
 from tests.support.small_disk import with_small
 
 pytestmark = [pytest.mark.heavy, pytest.mark.small_disk, pytest.mark.timeout(900)]
@@ -115,16 +115,3 @@ def test_it_ends_with_3_and_what_was_cached_stays(house: House, stage: str, full
     # Compiled again, a program has other bytes, and the emulator has not run these yet.
     cached = 0 if stage == "test_emulator" else 1
     assert (again.code, house.report(stage)["metrics"]["cached"]) == (0, cached), again.text
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("model", "full"),
-    [("lowering_models.py:net", "temporary"), ("net.onnx", "store/cache/results/onnx/work")],
-)
-def test_compile_ends_with_3(house: House, model: str, full: str) -> None:
-    write(conv_model(), house.folder / "net.onnx")
-    out = house.folder / "out"
-    ended = house.run("compile", house.folder / model, "-o", out, full=full)
-    assert ended.code == 3 and "No space left on device" in ended.text, ended.text
-    assert not out.exists()

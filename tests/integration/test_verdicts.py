@@ -37,25 +37,3 @@ def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_and_what_st
     assert rows["steep/8a8w/SM8650"]["figures"]["agreement"] < DEFAULT_FLOORS["agreement"]
     assert rows["net/8a8w/SM8650"]["figures"]["variation_sqnr_db"] > 20
     assert rows["lost/8a8w/SM8650"]["figures"]["sqnr_db"] < DEFAULT_FLOORS["sqnr_db"]
-
-
-ONNX = """\
-schema = 2
-[case.steep]
-factory = "lowering_models:steep"
-[[case.steep.run]]
-lane = "onnx"
-precision = "8a8w"
-socs = ["SM8650"]
-"""
-
-
-@pytest.mark.whole
-def test_in_onnx_runtimes_lane_other_classes_fail(tmp_path: Path) -> None:
-    path = suite(tmp_path / "models", {})
-    path.write_text(ONNX)
-    done = run("test_onnx", tmp_path, "--suite", path)
-    assert done.code == 1 and done.rules("steep") == {"onnx-accuracy"}
-    rows: Any = done.report.metrics["programs"]
-    figures = rows["steep/8a8w/SM8650"]["figures"]
-    assert "sqnr_db" not in figures and figures["agreement"] < 1

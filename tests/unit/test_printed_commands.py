@@ -300,11 +300,6 @@ def test_a_printed_provision_accepts_the_licences_of_what_it_fetches() -> None:
     assert not lacking, "\n".join(lacking)
 
 
-def test_a_command_that_its_verb_does_not_take_is_seen() -> None:
-    assert _taken("provision", ["--target", "x86_64-linux"]) and _taken("signing", ["verify", "FILE.so"])
-    assert not _taken("provision", ["--no-such-flag"]) and not _taken("no_such_verb", [])
-
-
 def _written(call: ast.Call) -> Iterator[list[ast.expr]]:
     """The commands that a call makes, as far as the code says them."""
     name = ast.unparse(call.func).rpartition(".")[2]
