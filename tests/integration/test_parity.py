@@ -251,9 +251,10 @@ NEW_MODULES = [f"{QUALCOMM}/{folder}/new.py" for folder in ("aot", "quantizer/an
 @cache
 def _drifted(*, alone: bool) -> tuple[dict[str, str], tuple[Difference, ...]]:
     files = edited(EDITS_ALONE if alone else EDITS)
-    added = ("runtime/backends/new/New.cpp", "runtime/new/Other.cpp", "new.cpp")
-    added = (*(f"{QUALCOMM}/{path}" for path in added), f"{ANDROID}/jni/new.cpp")
-    files |= dict.fromkeys(added, "// new\n")
+    added = [
+        f"{QUALCOMM}/{path}" for path in ("runtime/backends/new/New.cpp", "runtime/new/Other.cpp", "new.cpp")
+    ]
+    files |= dict.fromkeys([*added, f"{ANDROID}/jni/new.cpp"], "// new\n")
     found = checked(files)
     return files, (*found.differences, *found.notes)
 
