@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.journeys import Row, Stage, journeys
 from tests.support.runner import runner_reports
-from tests.support.typed import typed
 
 __all__ = ["runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.journey, pytest.mark.timeout(1800)]
@@ -18,10 +17,7 @@ TABLE = journeys()
 
 @pytest.fixture(scope="module")
 def stage(runner_reports: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    stage = Stage(tmp_path_factory, TABLE)
-    provisioned = typed("provision", "--reports", stage.base, package="provisioning")
-    assert provisioned.returncode == 0, provisioned.stderr
-    return stage
+    return Stage(tmp_path_factory, TABLE)
 
 
 @pytest.mark.parametrize("row", TABLE.of_lane("executorch"))

@@ -17,7 +17,6 @@ from tests.integration.test_installed import package
 from tests.support.journey_files import FILES
 from tests.support.journeys import Stage, journeys
 from tests.support.runner import runner_reports
-from tests.support.typed import typed
 
 __all__ = ["package", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
@@ -147,7 +146,6 @@ def pytest_in(folder: Path, site: Path, variables: dict[str, str], *words: str) 
 def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     site: Path, runner_reports: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert typed("provision", "--reports", tmp_path / "reports", package="provisioning").returncode == 0
     variables = Stage(tmp_path_factory, journeys()).variables
     folder = tmp_path / "mine"
     folder.mkdir()

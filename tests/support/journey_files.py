@@ -94,13 +94,6 @@ def _exported(path: Path) -> None:
     torch.export.save(torch.export.export(_net(), (torch.randn(1, 3, 8, 8),)), path)
 
 
-def _as_onnx(path: Path) -> None:
-    from tests.support.onnx_models import conv_model, write
-
-    weights = {name: tensor.numpy() for name, tensor in _net().state_dict().items()}
-    write(conv_model(weights=weights), path)
-
-
 def _checkpoint(**changes: Any) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         from tests.support.checkpoints import write_checkpoint
@@ -155,7 +148,6 @@ FILES: dict[str, Callable[[Path], object]] = {
         SUITE.replace('"executorch"', '"onnx"').replace('factory = "net:model"', ONNX_CASE)
     ),
     "program of torch.export": _exported,
-    "its model as ONNX": _as_onnx,
     "images": lambda path: _some(path, (1, 3, 8, 8)),
     "function that gives images": _text(IMAGES),
     "small rows": lambda path: _some(path, (4, 16), 0.05),

@@ -22,6 +22,7 @@ from provisioning.base.settings import ROOT, store_path
 from provisioning.components import KINDS
 from tests.support.journey_files import FILES
 from tests.support.scripts import locked_environment, script
+from tests.support.typed import typed
 
 TABLE = ROOT / "tests" / "journeys.toml"
 
@@ -199,6 +200,9 @@ class Stage:
     def __init__(self, factory: pytest.TempPathFactory, table: Journeys) -> None:
         self.factory, self.table = factory, table
         self.base = factory.mktemp("journeys")
+        # Through the links of `_shared` nobody can change the store.
+        provisioned = typed("provision", "--reports", self.base, package="provisioning")
+        assert provisioned.returncode == 0, provisioned.stderr
         self._played: dict[str, dict[str, str]] = {}
 
     @cached_property
