@@ -28,8 +28,7 @@ from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.store import Store
-from provisioning.validation import probe
-from provisioning.validation.probe import Answer
+from provisioning.validation.compiler_probe import Answer, ask
 
 PAGE = ROOT / "docs" / "upgrades.md"
 
@@ -109,7 +108,7 @@ class PairMeasure:
         return provision(build, pinned, Store(self.selection.store))
 
     def device(self, soc: str, variables: Mapping[str, str]) -> Answer:
-        return probe.ask(soc, variables)
+        return ask(soc, variables)
 
 
 def measure_all(tools: PairMeasure, only: Sequence[str], executorch: Sequence[str]) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from provisioning.base.commands import Fix, session
 from provisioning.components import QNN_SDK
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
+from provisioning.validation.compiler_probe import Answer
 from provisioning.validation.context import ComponentTree, Context
-from provisioning.validation.probe import Answer
 from provisioning.validation.versions import hiding_packages, tree_of
 
 _NO_DEVICE = 14001

@@ -29,7 +29,7 @@ from provisioning.elf import AARCH64, Elf, Loading, load_all
 from provisioning.environment import HOST_LIBRARIES, Environment, Note, resolve
 from provisioning.manifest import Profile, Soc, load_profile, soc_named
 from provisioning.qnn_libraries import Library, System, libraries_in, read
-from provisioning.validation.probe import Answer, ask
+from provisioning.validation.compiler_probe import Answer, ask
 
 
 @dataclass(frozen=True, slots=True)

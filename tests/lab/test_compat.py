@@ -19,7 +19,7 @@ from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
-from provisioning.validation.probe import Answer
+from provisioning.validation.compiler_probe import Answer
 
 
 def test_every_build_of_the_manifest_was_measured_with_the_profiles_executorch() -> None:

@@ -12,8 +12,8 @@ from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.manifest import load_profile, soc_named
 from provisioning.qnn_libraries import Library as Found
 from provisioning.qnn_libraries import libraries_in, read
+from provisioning.validation.compiler_probe import Answer
 from provisioning.validation.context import ComponentTree, Context, Host, loading_of, looked_at
-from provisioning.validation.probe import Answer
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.scripts import script
 from tests.support.windows import dll

@@ -19,8 +19,8 @@ from provisioning.manifest import load_profile, soc_named
 from provisioning.store import Store
 from provisioning.store.inventory import definition_of
 from provisioning.validation import Result, State, catalogue, check
+from provisioning.validation.compiler_probe import Answer
 from provisioning.validation.context import ComponentTree, Context
-from provisioning.validation.probe import Answer
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.environments import (
     ANDROID,

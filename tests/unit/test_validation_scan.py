@@ -18,8 +18,8 @@ from provisioning.base.settings import TARGETS, Selection
 from provisioning.environment import Environment, Root
 from provisioning.qnn_libraries import libraries_in
 from provisioning.validation import State, check, rules_named
+from provisioning.validation.compiler_probe import ask, understand
 from provisioning.validation.context import Context, gather
-from provisioning.validation.probe import ask, understand
 from tests.support.elves import Library, skel
 from tests.support.environments import ANDROID, LINUX, PROFILE, X86, context_of, write_sdk
 
