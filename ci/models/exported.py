@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree
-from torchao.quantization.pt2e import move_exported_model_to_eval
 
 from ci.models.user_model import EXPORTED, BadFactory
 
@@ -71,6 +70,8 @@ def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, 
 
 def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
     """Put a model with exported modules into eval mode; returns what the author should know of them."""
+    from torchao.quantization.pt2e import move_exported_model_to_eval
+
     notes = []
     for module in model.modules():
         graph: Any = getattr(module, "graph", None)

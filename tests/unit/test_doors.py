@@ -47,7 +47,12 @@ from tests.support.zips import STORED, Item, build, deflated, folder, link
 
 # An error raised in Hypothesis' own measuring of garbage is lost there; the limit raises another soon.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gc_callback:pytest.PytestUnraisableExceptionWarning")
-SECONDS, MEMORY = 0.5, 256 << 20
+SECONDS, MEMORY = 0.2, 256 << 20
+MOST_SECONDS = 3
+"""What is done beside, and a second more where the first refusal counts as damage of one part."""
+
+Content = bytes | Callable[[Path], bytes]
+"""Or what makes it in a folder, where that takes long: all workers of a run import this page."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +74,16 @@ def entered(capsys: pytest.CaptureFixture[str], *words: str | Path) -> int:
     memory, began = peak(), time.process_time()
     code = main("python -m ci", "", VERBS, [*map(str, words)])
     out, err = capsys.readouterr()
-    assert time.process_time() - began < 6 * SECONDS
+    assert time.process_time() - began < MOST_SECONDS
     assert peak() - memory < 2 * MEMORY
     assert code in (0, 1, 2), err
     assert steers(out + err) == [] and "Traceback" not in err
     assert code == 0 or out or "error: " in err
     return code
+
+
+def write(path: Path, content: Content, folder: Path) -> None:
+    path.write_bytes(content if isinstance(content, bytes) else content(folder))
 
 
 def files_in(root: Path) -> set[str]:
@@ -99,7 +108,7 @@ def patched(data: bytes, at: int, form: str, *values: int) -> bytes:
 
 def zipped(members: Mapping[str, bytes | str]) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target:
         for name, content in members.items():
             target.writestr(name, content)
     return file.getvalue()
@@ -127,7 +136,7 @@ def model_with(folder: Path, text: bytes, other: bytes) -> bytes:
     return whole.replace(text, other)
 
 
-PROGRAMS: dict[str, bytes | Callable[[Path], bytes]] = {
+PROGRAMS: dict[str, Content] = {
     "empty.pte": b"",
     "short.pte": WHOLE[:12],
     "cut.pte": WHOLE[:-10],
@@ -139,10 +148,10 @@ PROGRAMS: dict[str, bytes | Callable[[Path], bytes]] = {
     "a name without end.pte": patched(WHOLE, WHOLE.index(b"forward") - 4, "<I", 0x7FFFFFFF),
     "root outside.pte": patched(WHOLE, 0, "<I", 0xFFFFFFF0),
     "root in the header.pte": patched(WHOLE, 0, "<I", 4),
-    "shared plans.pte": hostile.shared_plans(1500),
-    "shared lists.pte": hostile.shared_plans(400),
+    "shared plans.pte": lambda _: hostile.shared_plans(1500),
+    "shared lists.pte": lambda _: hostile.shared_plans(400),
     "overlapping.pte": hostile.overlapping_contexts(2),
-    "many overlapping.pte": hostile.overlapping_contexts(300),
+    "many overlapping.pte": lambda _: hostile.overlapping_contexts(300),
     "../../x.pte": WHOLE.replace(b"forward", b"../../x"),
     "context too long.pte": program(data=FRAMED[:-8]),
     "context.bin": CUT,
@@ -150,17 +159,17 @@ PROGRAMS: dict[str, bytes | Callable[[Path], bytes]] = {
     "no number.onnx": b"\x3a" + b"\xff" * 20,
     "cut.onnx": lambda folder: context_model(folder / "seed").read_bytes()[:-9],
     "deep.onnx": b"\x3b" * 200_000,
-    "fields.onnx": hostile.empty_fields(400_000),
-    "memory.onnx": hostile.empty_nodes(12_000_000),
+    "fields.onnx": lambda _: hostile.empty_fields(400_000),
+    "memory.onnx": lambda _: hostile.empty_nodes(12_000_000),
     "no text.onnx": lambda folder: model_with(folder, b"EPContext", b"EPC\xffntext"),
     "above.onnx": lambda folder: model_with(folder, OWN, b"../secret.bin////"),
     "absolute.onnx": lambda folder: model_with(folder, OWN, b"/etc/passwd//////"),
     "NUL.onnx": lambda folder: model_with(folder, OWN, b"a\0b//////////////"),
     "cut.dlc": zipped({"model": b"x" * 99})[:-30],
     "other.dlc": zipped({EVIL: b""}),
-    "names.so": hostile.nested_names(8_000),
-    "notes.so": hostile.notes(1_000_000),
-    "circles.so": hostile.circles(3000),
+    "names.so": lambda _: hostile.nested_names(8_000),
+    "notes.so": lambda _: hostile.notes(1_000_000),
+    "circles.so": lambda _: hostile.circles(3000),
     "headers nowhere.so": patched(Library().encode(), 32, "<Q", 1 << 62),
     "version.dlc": zipped({"model": b"x"}).replace(b"PK\1\2\x14\x03\x14", b"PK\1\2\x14\x03\x4b"),
     "cut.so": Library(needed=("libc.so.6",)).encode()[:-1],
@@ -174,10 +183,9 @@ TAKEN_OUT = ("../../x.pte", "context too long.pte")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     (tmp_path / "secret.bin").write_text(BUILD_ID)
-    content = PROGRAMS[name]
     (here := tmp_path / "here").mkdir()
     path = here / name.replace("/", "_")
-    path.write_bytes(content if isinstance(content, bytes) else content(tmp_path))
+    write(path, PROGRAMS[name], tmp_path)
     before = files_in(tmp_path)
     assert entered(capsys, "inspect", path, "--json") == (name not in TAKEN_OUT)
     if name in TAKEN_OUT:
@@ -283,7 +291,7 @@ ARCHIVES = {
     "duplicate": build(Item("a.so", b"1"), Item("a.so", b"2")),
     "file where a directory is needed": build(Item("a.so"), Item("a.so/b.so")),
     "local name": build(Item("good.so", local={"name": b"evil.so"})),
-    "more than declared": build(Item("a.so", bytes(50_000_000), size=1_000_000)),
+    "more than declared": build(Item("a.so", bytes(5_000_000), size=1_000_000)),
     "less than declared": build(Item("a.so", b"1234", size=9)),
     "wrong checksum": build(Item("a.so", crc=0xDEADBEEF)),
     "deflate stream cut off": build(Item("a.so", raw=deflated(b"content")[:-3])),
@@ -311,7 +319,8 @@ def test_an_archive(tmp_path: Path, name: str) -> None:
     assert sum(path.stat().st_size for path in tmp_path.rglob("here/out/*.so") if path.is_file()) <= 1_000_000
 
 
-@pytest.mark.parametrize("name", ARCHIVES)
+# Counted by the same, and long to read.
+@pytest.mark.parametrize("name", [name for name in ARCHIVES if name != "too many members"])
 def test_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     (tmp_path / "app.apk").write_bytes(ARCHIVES[name])
     assert entered(capsys, "inspect", tmp_path / "app.apk") == 1
@@ -320,7 +329,7 @@ def test_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 
 def test_the_time_for_a_package_ends_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not for each of its libraries."""
-    items = {f"lib/arm64-v8a/lib{number}.so": hostile.circles(3000) for number in range(12)}
+    items = dict.fromkeys((f"lib/arm64-v8a/lib{number}.so" for number in range(12)), hostile.circles(3000))
     (tmp_path / "app.apk").write_bytes(zipped(items))
     assert entered(capsys, "inspect", tmp_path / "app.apk") == 1
 
@@ -401,7 +410,7 @@ def test_a_library(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 
 
 FAILING = failure_rules()["libcxx-missing"].example.encode()
-LOGS = {
+LOGS: dict[str, Content] = {
     "empty.zip": b"",
     "cut.zip": zipped({"a.log": FAILING})[:40],
     "damaged.zip": zipped({"a.log": FAILING * 9}).replace(b"PK\1\2", b"PK\1\3"),
@@ -413,9 +422,9 @@ LOGS = {
     "before.zip": build(Item("a.log"), start=1_000),
     "says 4 GB.zip": build(Item("a.log", b"error", size=0xFFFFFFF0)),
     "nothing.zip": zipped({"a.png": b"x"}),
-    "errors.zip": zipped({"a.log": b"error\n" * 2_000_000}),
-    "differ.zip": zipped({"a.log": b"\n".join(b"error %x" % (n * 7919) for n in range(200_000))}),
-    "bomb.zip": zipped({"a.log": bytes(300 << 20)}),
+    "errors.zip": lambda _: zipped({"a.log": b"error\n" * 2_000_000}),
+    "differ.zip": lambda _: zipped({"a.log": b"\n".join(b"error %x" % (n * 7919) for n in range(200_000))}),
+    "bomb.zip": lambda _: zipped({"a.log": bytes(300 << 20)}),
     "logs.tar": tar({"a.log": FAILING * 9}),
     "model.pt2": zipped({"model/data.pkl": b"\x80"}),
     "packed.log.gz": gzip.compress(FAILING),
@@ -424,7 +433,7 @@ LOGS = {
     "members.zip": many_entries(10_000),
     "command.zip": zipped({"\n::error::x.log": FAILING}),
 }
-READ = {
+READ: dict[str, Content] = {
     "nothing.log": b"",
     "NULs.log": b"error: x\n" * 500 + b"\0" * 9,
     "one line.log": b"error: " + b"x" * 100_000,
@@ -446,9 +455,13 @@ def compiled_rules() -> None:
 
 @pytest.mark.usefixtures("compiled_rules")
 @pytest.mark.parametrize("name", [*LOGS, *READ])
-def test_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name in READ:
+        monkeypatch.setattr(foreign, "SECONDS", MOST_SECONDS)
     path = tmp_path / name.replace("/", "_")
-    path.write_bytes((LOGS | READ)[name])
+    write(path, (LOGS | READ)[name], tmp_path)
     code = entered(capsys, "diagnose", path)
     assert (code == 2) == (name in LOGS)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
