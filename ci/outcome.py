@@ -99,10 +99,12 @@ def of_error(error: BaseException, places: Iterable[Path] = ()) -> Trouble | Non
     places, chain = tuple(places), tuple(causes(error))
     by_kind = next(filter(None, (_of_kind(cause, places) for cause in chain)), None)
     by_text = next(filter(None, (of_text(str(cause)) for cause in chain)), None)
-    if by_kind or (by_text and by_text.kind == "memory"):
-        return by_kind or by_text
-    # A text does not say which disk.
-    return of_places(places) or by_text
+    return by_kind or _with_place(by_text, places)
+
+
+def _with_place(by_text: Trouble | None, places: Iterable[Path]) -> Trouble | None:
+    """The trouble that a text tells of, or that of the disk which it does not name."""
+    return by_text if by_text and by_text.kind == "memory" else of_places(places) or by_text
 
 
 def _of_kind(cause: BaseException, places: Iterable[Path]) -> Trouble | None:
@@ -146,7 +148,7 @@ def of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = 
     if row := SIGNALS.get(_signal(code)):
         kind, words, fix = row
         return Trouble(kind, f"the {process} {how_it_ended(code)}{words}", fix)
-    return of_text(text) or of_places(places) if code else None
+    return _with_place(of_text(text), places) if code else None
 
 
 def of_time(limit: float, cpu_seconds: float, flag: str = "--timeout") -> Trouble | None:
