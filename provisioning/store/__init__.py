@@ -19,12 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import licences
@@ -35,15 +31,15 @@ from provisioning.base.files import (
     FULL,
     IN_THE_WAY,
     disk_error,
-    hash_file,
     mutex,
     replace_text,
 )
 from provisioning.base.progress import SILENT, Progress
 from provisioning.manifest import Component
 from provisioning.store.assembly import Assembly
+from provisioning.store.garbage import Garbage, garbage_of
 from provisioning.store.inventory import EVERYTHING, Difference, targets_in
-from provisioning.store.trees import Tree, Trees, against, claim
+from provisioning.store.trees import Tree, Trees, against
 
 __all__ = ["EVERYTHING", "Store", "Tree", "unlocked"]
 
@@ -51,21 +47,6 @@ CACHEDIR_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# Everything below can be fetched again with `nox -s provision`.\n"
 )
-
-
-OUTPUT_LOCKS = "output-*"
-"""In locks/: the mutex of each folder that somebody compiles into."""
-
-LOCK_KEPT = 24 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """Something that `gc` removes, and why."""
-
-    path: Path
-    reason: str
-    size: int
 
 
 class Store(Trees):
@@ -147,9 +128,9 @@ class Store(Trees):
             return []
         with contextlib.ExitStack() as claims:
             if dry_run:
-                return self._garbage(referenced, older_than, all_downloads, claims, progress)
+                return garbage_of(self, referenced, older_than, all_downloads, claims, progress)
             with self._changing(progress) as staging:
-                garbage = self._garbage(referenced, older_than, all_downloads, claims, progress)
+                garbage = garbage_of(self, referenced, older_than, all_downloads, claims, progress)
                 for number, row in enumerate(garbage):
                     self._remove(row.path, staging / f"{number}")
         return garbage
@@ -205,99 +186,6 @@ class Store(Trees):
                 file.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             path.rename(into)
-
-    def _garbage(
-        self,
-        referenced: Callable[[Tree], bool],
-        older_than: float | None,
-        all_downloads: bool,
-        claims: contextlib.ExitStack,
-        progress: Progress,
-    ) -> list[Garbage]:
-        trees = self.trees()
-        reasons = self._reasons(trees, referenced, older_than)
-        for tree in trees:
-            if tree.root in reasons and not claim(tree.inventory_path, claims):
-                progress.note(f"{tree.root.name} stays, as another process uses it")
-                del reasons[tree.root]
-        garbage = [
-            Garbage(tree.root, reasons[tree.root], tree.inventory.size)
-            for tree in trees
-            if tree.root in reasons
-        ]
-        names = {tree.root.name for tree in trees}
-        for path in sorted(self.folder.glob("*")):
-            if path.name.removesuffix(".json") not in names:
-                garbage.append(Garbage(path, "was never finished", _size(path)))
-        digests = {
-            origin.sha256 for tree in trees if tree.root not in reasons for origin in tree.inventory.origins
-        }
-        for path in sorted(self.downloads.glob("*")):
-            if all_downloads or not _serves(path, digests):
-                reason = (
-                    "is kept for more targets and repair only" if all_downloads else "no tree came from it"
-                )
-                garbage.append(Garbage(path, reason, _size(path)))
-        return garbage + [Garbage(path, "is an old lock", 0) for path in self._old_locks()]
-
-    def _old_locks(self) -> Iterator[Path]:
-        """Mutexes of output folders that nobody holds, and nobody took for a day."""
-        for path in sorted(self.locks.glob(OUTPUT_LOCKS)):
-            if time.time() - path.stat().st_mtime > LOCK_KEPT and not _is_held(path):
-                yield path
-
-    def _reasons(
-        self, trees: Sequence[Tree], referenced: Callable[[Tree], bool], older_than: float | None
-    ) -> dict[Path, str]:
-        """Of the trees that nobody needs, by their roots."""
-        reasons: dict[Path, str] = {}
-        for tree in trees:
-            if not referenced(tree):
-                reasons[tree.root] = "no manifest names it"
-            elif older_than is not None and time.time() - self.last_used(tree) > older_than:
-                reasons[tree.root] = "was not used for long"
-        rest = [tree for tree in trees if tree.root not in reasons]
-        for tree in rest:
-            if any(_holds(wide, tree) for wide in rest):
-                reasons[tree.root] = "a tree of more targets holds all of it"
-        return reasons
-
-
-def _is_held(mutex: Path) -> bool:
-    descriptor = os.open(mutex, os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _holds(wide: Tree, narrow: Tree) -> bool:
-    return wide.inventory.definition == narrow.inventory.definition and wide.targets > narrow.targets
-
-
-def _serves(download: Path, digests: set[str]) -> bool:
-    """Whether a tree came from it; nor is one garbage that another process has just renamed."""
-    name = download.name.partition(".")[0].removeprefix("git-")
-    if len(name) == 64 or download.is_dir():
-        return name in digests
-    # Fetched without a known hash: named by its address.
-    try:
-        return download.suffix != ".part" and hash_file(download) in digests
-    except FileNotFoundError:
-        return True
-
-
-def _size(path: Path) -> int:
-    """0 of what another process removes meanwhile: a dry run keeps nobody from changing the store."""
-    try:
-        if path.is_dir() and not path.is_symlink():
-            return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-        return path.lstat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> EnvironmentLacking:

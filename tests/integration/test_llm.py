@@ -444,7 +444,7 @@ def test_weights_are_rounded_as_onnxruntime_rounds_them_for_qnn(largest: float) 
 def test_our_decoder_agrees_with_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     """As a graph of Genie's, and as upstream's runner reads it; as their authors publish them, but for the
     sizes."""
-    from ci.lanes.llm.programs import RunnerLayout
+    from ci.lanes.llm.executorch import RunnerLayout
 
     model = write_checkpoint(tmp_path, **{"model_type": kind, "num_hidden_layers": 2, **changes})
     shape = read_architecture(model)
@@ -612,7 +612,7 @@ def test_a_program_tells_upstreams_runner_what_it_is(
     tmp_path: Path, bos: int | None, eos: Any, expected: dict[str, int]
 ) -> None:
     """By the names that qnn_llama_runner asks for."""
-    from ci.lanes.llm.programs import metadata
+    from ci.lanes.llm.executorch import metadata
 
     folder = write_config_json(tmp_path, num_hidden_layers=3, bos_token_id=bos, eos_token_id=eos)
     shape = read_architecture(folder)

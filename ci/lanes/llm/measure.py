@@ -60,7 +60,7 @@ from ci.models.inputs import Array, Sample
 from provisioning.base.units import EXACT_DB
 
 TINY = 1e-30
-RUNTIMES = {GENIE: "ci.lanes.llm.contexts", EXECUTORCH: "ci.lanes.llm.programs"}
+RUNTIMES = {GENIE: "ci.lanes.llm.contexts", EXECUTORCH: "ci.lanes.llm.executorch"}
 """Modules with `compile_checkpoint`, `htp_step` and `cpu_step`, imported when needed: both load a QNN."""
 SUITE_TOKENS, SUITE_PREFIXES = 1016, 100
 """Of a suite's text: eight windows that fill the context, and texts that Genie is made to say."""

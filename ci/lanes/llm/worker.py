@@ -23,7 +23,7 @@ ORDERS = {
     "figures": ("ci.lanes.llm.measure", "order_figures"),
     "parts": ("ci.lanes.llm.measure", "order_parts"),
     "compile": ("ci.lanes.llm.contexts", "compile_checkpoint"),
-    "lower": ("ci.lanes.llm.programs", "compile_checkpoint"),
+    "lower": ("ci.lanes.llm.executorch", "compile_checkpoint"),
 }
 """By what an order is to do: a function from its dataclass to the reply's."""
 
