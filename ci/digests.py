@@ -139,10 +139,19 @@ def installed(folders: tuple[str, ...], search: list[str], store: Path) -> dict[
     return {**versions, "(files)": _digest(json.dumps(sorted(loose)))}
 
 
-@cache
+contents: dict[str, FolderContent] = {}
+"""By folder what it held when this process first looked."""
+
+
 def content_of(folder: str, store: Path) -> FolderContent:
     """Once in a process. The store remembers the digests of files that have not changed."""
-    files, digests = files_in(folder), Digests(store)
+    if folder not in contents:
+        contents[folder] = _content_of(folder, Digests(store))
+    return contents[folder]
+
+
+def _content_of(folder: str, digests: Digests) -> FolderContent:
+    files = files_in(folder)
     distributions, strays, names = {}, {}, set()
     for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
         record_time, rows = files[record][2] or files[record][1], []

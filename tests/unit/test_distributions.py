@@ -41,7 +41,7 @@ def install(folder: Path, name: str, version: str, files: dict[str, str]) -> Non
 
 
 def as_in_a_new_process() -> None:
-    digests.content_of.cache_clear()
+    digests.contents.clear()
     digests.files_in.cache_clear()
 
 

@@ -182,8 +182,8 @@ def test_an_edit_in_place_of_an_installed_package_is_another_key_and_a_touch_is_
     module.write_text("WIDTH = 1\n")
 
     def key() -> Mapping[str, Any]:
-        for known in (digests.content_of, digests.files_in):
-            known.cache_clear()
+        digests.contents.clear()
+        digests.files_in.cache_clear()
         return surroundings(tmp_path / "store", {}, tmp_path / "environment")
 
     first = key()
