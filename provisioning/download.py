@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import urljoin, urlsplit, urlunsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from provisioning.base import units
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError, causes
@@ -130,7 +129,7 @@ class Transfer:
 
     def run(self, url: str) -> Fetched:
         if url.startswith("file:"):
-            local = Path(url2pathname(urlsplit(url).path))
+            local = Path(unquote(urlsplit(url).path))
             with disk_errors(ANOTHER_STORE, self.into.parent, local.stat().st_size):
                 shutil.copyfile(local, self.part)
             return self._land(str(local), hash_file(self.part), self.part.stat().st_size, resumed=False)

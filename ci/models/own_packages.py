@@ -7,7 +7,6 @@ also finds the packages of the locked one. A conflict with a pin is an error tha
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -212,6 +211,8 @@ def _files_of(project: Path) -> list[Path]:
 
 def locked_versions() -> dict[str, str]:
     """The packages of this environment, in which the work runs, by name."""
+    import importlib.metadata
+
     return {
         re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower(): distribution.version
         for distribution in importlib.metadata.distributions()
