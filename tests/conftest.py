@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,15 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.getbasetemp() / f"{name}{next(_folders)}"
     folder.mkdir(mode=0o700)
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_template() -> Iterator[None]:
+    """One process makes the imports for the work of all tests of a file."""
+    from ci.work import sharing_templates
+
+    with sharing_templates():
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

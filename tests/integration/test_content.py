@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from ci.lanes.executorch import steps as compiling
 from ci.lanes.executorch.steps import compile_programs
 from ci.lanes.executorch.suite import programs_of
 from ci.outcome import Result
-from ci.work import sharing_templates
 from tests.support.lowering import plan_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long("exports a model for each change")]
@@ -101,15 +99,8 @@ class World:
         return result.cached
 
 
-@pytest.fixture(scope="module")
-def _imported() -> Any:
-    """One process imports torch for all tests."""
-    with sharing_templates():
-        yield
-
-
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _imported: None) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_template: None) -> World:
     monkeypatch.setattr(compiling, "WORKER", "tests.support.exporting_worker")
     world = World(tmp_path)
     assert not world.cached() and world.cached()

@@ -39,6 +39,7 @@ from tests.support.lowering_worker import FAILS
 from tests.support.scripts import script
 
 ENVIRON = dict(os.environ)
+pytestmark = pytest.mark.usefixtures("one_template")
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +58,9 @@ def compiled(
     timeout: float = 60,
     qnn: Mapping[str, str] = QNN,
     cache: bool = True,
-    logs: str = "logs",
 ) -> dict[str, Result]:
     work = WorkOptions(timeout, jobs=1, cache=cache, why=True)
-    return compile_programs(plan_of(folder, programs, work, environment=ENVIRON, qnn=qnn, logs=folder / logs))
+    return compile_programs(plan_of(folder, programs, work, environment=ENVIRON, qnn=qnn))
 
 
 def program_of(folder: Path, what: str, name: str = "net", width: int = 8) -> ExecutorchProgram:
@@ -152,7 +152,7 @@ class TestCompiling:
         compiled(tmp_path, program)
         fails = program.suite.parent / FAILS
         fails.write_text(what)
-        failure = compiled(tmp_path, program, cache=False, timeout=2)[program.name].failure
+        failure = compiled(tmp_path, program, cache=False, timeout=1)[program.name].failure
         fails.unlink()
         assert failure and failure.rule == rule
         assert failure.exit_code == (3 if rule == "machine" else 1)
@@ -179,16 +179,25 @@ class TestCompiling:
             assert all(result.cached == cached for result in results.values())
 
 
-RUN = """
-import sys
+RUNS = """
+import os, sys
 from pathlib import Path
 import pytest
 from ci.lanes.executorch.suite import programs_of
 from tests.integration.test_executorch_work import compiled, use_stand_in
 
 use_stand_in(pytest.MonkeyPatch())
-compiled(Path(sys.argv[1]), *programs_of(Path(sys.argv[2])))
+for line in sys.stdin:
+    runs = []
+    while len(runs) < 2:
+        runs.append(os.fork())
+        if not runs[-1]:
+            compiled(Path(sys.argv[1]), *programs_of(Path(sys.argv[2])))
+            os._exit(0)
+    print(*runs, flush=True)
+    print(*(os.waitpid(run, 0)[0] for run in runs), flush=True)
 """
+"""Two runs for each line, in forks of one process, which imports once."""
 
 
 def test_a_run_that_is_killed_beside_another_over_the_same_store_leaves_no_stale_verdict(
@@ -196,20 +205,25 @@ def test_a_run_that_is_killed_beside_another_over_the_same_store_leaves_no_stale
 ) -> None:
     chance = random.Random(7)
     program = make_program(tmp_path / "suite")
+    command = [sys.executable, "-c", RUNS, str(tmp_path), str(program.suite)]
+    runs = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert runs.stdin and runs.stdout
     for width in range(2, 5):
         # The same length, and the same times: only the bytes differ.
         module = tmp_path / "suite" / "layers.py"
         times = module.stat()
         module.write_text(f"WIDTH = {width}\n")
         os.utime(module, ns=(times.st_atime_ns, times.st_mtime_ns))
-        command = [sys.executable, "-c", RUN, str(tmp_path), str(program.suite)]
-        runs = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
-        time.sleep(chance.uniform(0.5, 2.5))
-        for run in runs:
-            run.kill()
-            run.wait()
+        print(file=runs.stdin, flush=True)
+        started = runs.stdout.readline()
+        time.sleep(chance.uniform(0.05, 0.8))
+        for run in map(int, started.split()):
+            os.kill(run, signal.SIGKILL)
+        assert runs.stdout.readline() == started
         result = compiled(tmp_path, program)[program.name]
         assert result.folder and (result.folder / "program.pte").read_text() == str(8 * width)
+    with runs:
+        runs.stdin.close()
     assert compiled(tmp_path, program)[program.name].cached
 
 
@@ -239,14 +253,13 @@ class Emulator:
         record = compiled_as(inputs=inputs, expected=expected, without_time=what)
         return Result(folder=folder, record=record)
 
-    def run(self, *names: str, timeout: float = 60) -> list[Result]:
+    def run(self, *names: str) -> list[Result]:
         programs = {
             what: make_program(self.folder / what, text=SUITE.replace("case.net", f"case.{what}"))
             for what in names
         }
-        plan = plan_of(
-            self.folder, list(programs.values()), WorkOptions(timeout, jobs=1, why=True), environment=ENVIRON
-        )
+        work = WorkOptions(60, jobs=1, why=True)
+        plan = plan_of(self.folder, list(programs.values()), work, environment=ENVIRON)
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
         results = measure(plan, Runner.at(self.runner), compiled)
         return [results[program.name] for program in programs.values()]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 FLAGS = (
@@ -28,8 +27,6 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"ERROR: unknown command line flag '{unknown[0]}'\n")
         return 1
     what = Path(values["--model_path"]).read_text()
-    if what == "hang":
-        time.sleep(600)
     if what == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if what == "killed":

@@ -89,9 +89,8 @@ def _document() -> dict[str, Any]:
 
 def _go_wrong(wrong: dict[str, str]) -> None:
     print(wrong.get("words", ""), flush=True)
-    if wrong["how"] == "computes for ever":
-        while True:
+    if wrong["how"] in ("computes", "waits"):
+        while wrong["how"] == "computes" and time.process_time() < 0.3:
             pass
-    if wrong["how"] == "waits for ever":
         time.sleep(600)
     os.kill(os.getpid(), signal.SIGSEGV)

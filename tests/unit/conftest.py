@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from provisioning.components import KINDS
@@ -11,6 +13,12 @@ ROOTS = [name for kind in KINDS.values() for name in (kind.variable, *kind.alias
 SELECTION = [f"QNN_CI_{name}" for name in ("PROFILE", "TARGET", "SOC", "ACCEPT_LICENCES", "MIRROR")]
 NETWORK = [*BUNDLE_VARIABLES, "http_proxy", "HTTP_PROXY", "NETRC"]
 JOB = ["CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"]
+
+
+@pytest.fixture(scope="module")
+def stand_in_folder(tmp_path_factory: pytest.TempPathFactory, one_template: None) -> Path:
+    """Of tests/support/onnx_worker.py: one for all tests of a file, since a variable names it."""
+    return tmp_path_factory.mktemp("stand-in")
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from provisioning.base.settings import Selection
 from tests.unit.test_work import home_in
 
 LINE, OTHER_LINE = ("net.py:3", "x + 1"), ("net.py:9", "x + 2")
+pytestmark = pytest.mark.usefixtures("one_template")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ from tests.support.toy_lane import (
     run,
 )
 
+pytestmark = pytest.mark.usefixtures("one_template")
+
 # Its models begin here.
 FIELDS = ("width",)
 
@@ -112,7 +114,7 @@ def test_its_programs_are_cached_and_judged_and_those_that_fail_are_done_again(t
 
 def test_work_ends_when_the_time_for_all_of_it_does(tmp_path: Path) -> None:
     begun = time.monotonic()
-    work = WorkOptions(jobs=1, until=begun + 2)
+    work = WorkOptions(jobs=1, until=begun + 1)
     assert toys(tmp_path, work=work, more={"goes wrong": "hangs"}, words=GOOD)[0] != 0
     assert time.monotonic() < begun + 20
     findings = Report.read(tmp_path / "reports/test_toy.json").findings

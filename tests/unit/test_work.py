@@ -24,6 +24,7 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
 PATH = {"PATH": "/usr/bin:/bin"}
+pytestmark = pytest.mark.usefixtures("one_template")
 
 
 def home_in(folder: Path, prepare: str = "prepare", **variables: str) -> Home:
@@ -130,10 +131,10 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
     # Other tests run beside this one, and take the processor from what computes.
     monkeypatch.setattr(outcome, "BUSY", 0.05)
     request = {"file": str(tmp_path / "numbers"), "busy": busy}
-    task = ChildTask("task", "tests.support.tasks:hang", request, 1.5, tmp_path / "log")
+    task = ChildTask("task", "tests.support.tasks:hang", request, 0.8, tmp_path / "log")
     outcomes = run([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))
     late = failure(outcomes["task"])
-    assert late.kind == "timeout" and "--timeout" in late.fix and "1.5 s" in late.message
+    assert late.kind == "timeout" and "--timeout" in late.fix and "0.8 s" in late.message
     assert not any(map(is_there, numbers(tmp_path)))
     assert (late.blame == "model") == busy, "the machine held up what did not compute"
 
@@ -143,7 +144,7 @@ def test_a_task_ends_with_the_time_for_all_of_which_it_is_a_part(
 ) -> None:
     monkeypatch.setattr(outcome, "BUSY", 0.0)
     request = {"file": str(tmp_path / "numbers"), "busy": True}
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 0.8
     task = ChildTask("task", "tests.support.tasks:hang", request, 60, tmp_path / "log", until=until)
     late = failure(run([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))["task"])
     # No flag gives this one task longer.
@@ -166,7 +167,8 @@ def test_where_the_system_ends_the_process_of_all_tasks_they_end_and_no_model_is
     """As it does where memory runs out."""
     file = tmp_path / "numbers"
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(done, tmp_path, "hang", {"file": str(file)}, {"file": str(file)}, jobs=1)
+        requests, home = [{"file": str(file)}] * 2, home_in(tmp_path, MINE="its own process")
+        running = pool.submit(done, tmp_path, "hang", *requests, home=home, jobs=1)
         wait_until(lambda: file.exists() and len(file.read_text().split()) == 2)
         grandchild, task = numbers(tmp_path)
         os.kill(parent_of(task), signal.SIGKILL)
@@ -257,7 +259,7 @@ def test_an_export_is_made_once_and_each_task_is_a_fork_of_it(tmp_path: Path) ->
     }
     assert reply(outcomes["b0"])["before"] == reply(outcomes["b1"])["before"] == 0
     processes = [int(line.split()[1]) for line in (tmp_path / "exports").read_text().splitlines()]
-    assert not any(map(is_there, processes))
+    wait_until(lambda: not any(map(is_there, processes)))
 
 
 def test_an_export_that_dies_is_made_once_and_each_of_its_tasks_says_so(tmp_path: Path) -> None:
@@ -290,7 +292,7 @@ def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Pat
 def test_a_folder_of_logs_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "logs").touch()
     with pytest.raises(UsageError, match=str(tmp_path / "logs")):
-        done(tmp_path, "echo", {})
+        done(tmp_path, "echo", {}, home=home_in(tmp_path, MINE="a folder"))
 
 
 def test_where_no_more_files_can_be_opened_it_is_the_machine_and_no_verdict(tmp_path: Path) -> None:
