@@ -87,7 +87,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonEnvir
     (links / OLD).write_bytes(content := make_wheel(OLD))
     digest = hashlib.sha256(content).hexdigest()
     (tmp_path / "locks" / "executorch.txt").write_text(f"executorch==0.9 \\\n    --hash=sha256:{digest}\n")
-    settings = {"UV_NO_CACHE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": str(links)}
+    settings = {"UV_NO_CACHE": "1", "PIP_NO_INDEX": "1", "UV_FIND_LINKS": str(links)}
     settings |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
