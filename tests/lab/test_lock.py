@@ -43,11 +43,7 @@ class User:
 
 
 @pytest.fixture
-def user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[User]:
-    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
+def user(tmp_path: Path, own_places: None, capsys: pytest.CaptureFixture[str]) -> Iterator[User]:
     with own_manifests(tmp_path / "manifests") as manifests:
         (manifests / "locks").mkdir()
         yield User(manifests, capsys)

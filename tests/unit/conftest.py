@@ -25,3 +25,10 @@ def stand_in_folder(tmp_path_factory: pytest.TempPathFactory, one_template: None
 def _without_the_users_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*ROOTS, *SELECTION, *NETWORK, *JOB, "ADSP_LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store and reports of the test's own."""
+    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))

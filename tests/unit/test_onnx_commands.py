@@ -142,13 +142,13 @@ class StandIn:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stand_in_folder: Path) -> StandIn:
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stand_in_folder: Path, own_places: None
+) -> StandIn:
     stand_in = StandIn(stand_in_folder)
     for module in (onnx_stage, product):
         monkeypatch.setattr(module, "WORKER", onnx_worker.__name__)
     monkeypatch.setattr(onnx_stage, "environment", stand_in.environment)
-    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     return stand_in

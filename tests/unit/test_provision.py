@@ -64,11 +64,7 @@ def library_of(build_id: str) -> bytes:
 
 
 @pytest.fixture
-def user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[User]:
-    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
+def user(tmp_path: Path, own_places: None, capsys: pytest.CaptureFixture[str]) -> Iterator[User]:
     archive = sdk_zip(tmp_path / "v2.37.zip")
     with FileServer(archive) as server, own_manifests(tmp_path / "manifests") as manifests:
         (manifests / "compat.toml").write_text(NOTHING_IS_MEASURED)

@@ -26,9 +26,7 @@ CHIP = lpai_libraries.Chip("SM8850", 6, 81)
 
 
 @pytest.fixture(autouse=True)
-def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_places: None) -> None:
     monkeypatch.chdir(tmp_path)
 
 

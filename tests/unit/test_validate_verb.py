@@ -17,14 +17,12 @@ from tests.support.typed import run_here
 
 
 @pytest.fixture
-def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_places: None) -> Path:
     """The user's own SDK, named by QNN_SDK_ROOT; a store and reports of the test's own."""
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     root = write_sdk(tmp_path / "sdk")
     monkeypatch.setenv("QNN_SDK_ROOT", str(root))
     monkeypatch.setenv("ANDROID_NDK_ROOT", str(write_ndk(tmp_path / "ndk")))
-    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     monkeypatch.setenv("QNN_CI_PROFILE", PROFILE)
     return root
 
