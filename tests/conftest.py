@@ -80,7 +80,9 @@ SHARED = {
     # Hypothesis too looks for constants in the code of each module that is imported.
     "our code, parsed": ("from tests.support.sources", "from tests.support.rules", "from hypothesis"),
     "the patterns of known failures, compiled": ("from ci.diagnose",),
-    "what torch imports when it exports": ("import pytest\nimport torch\n", "import torch  # first"),
+    "what torch imports when it exports": (
+        *("import pytest\nimport torch\n", "import torch  # first", "import Inspector"),
+    ),
 }
 
 

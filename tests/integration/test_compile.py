@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ci.__main__ import VERBS
+from ci.lanes.executorch import steps
 from ci.models.factory import find, make, samples_of
 from ci.models.inputs import InputsUsed
 from ci.models.user_model import BadFactory, search_first
@@ -129,16 +130,25 @@ print(float(10 * torch.log10(wanted.square().sum() / (wanted - outputs).square()
 
 
 def test_a_program_that_nothing_here_can_run_is_written_where_that_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "net.py").write_text(NET)
+    # What would import torch and lower is a stand-in.
+    monkeypatch.setattr(steps, "WORKER", "tests.support.lowering_worker")
+    monkeypatch.setattr(steps, "EXPORT", "tests.support.lowering_worker:export")
+    (tmp_path / "net.py").write_text("from tests.support.programs import program as net\n")
     # As on a machine without a C++ compiler, which the runner is built by.
     monkeypatch.setenv("QNN_EXECUTOR_RUNNER", str(tmp_path / "none"))
-    words = ("compile", "net.py:net", "-o", "out")
-    refused = ci(*words, code=EnvironmentLacking.exit_code, cwd=tmp_path)
-    assert "--verify none" in refused.stderr and not (tmp_path / "out" / "net-SM8650-fp16.pte").exists()
-    done = ci(*words, "--verify", "none", cwd=tmp_path)
-    assert (tmp_path / "out" / "net-SM8650-fp16.pte").is_file() and "not run" in done.stdout
+
+    def compiled(*flags: str) -> int:
+        monkeypatch.setenv("QNN_CI_STARTED_IN", str(tmp_path))
+        return main(
+            "qnn-ci", "", {"compile": VERBS["compile"]}, ["compile", "net.py:net", "-o", "out", *flags]
+        )
+
+    assert compiled() == EnvironmentLacking.exit_code and not list(tmp_path.glob("out/*.pte"))
+    assert "--verify none" in capsys.readouterr().err
+    assert compiled("--verify", "none", "--no-cache") == 0
+    assert (tmp_path / "out" / "net-SM8650-fp16.pte").is_file() and "not run" in capsys.readouterr().out
 
 
 RECURRENT = """

@@ -55,6 +55,7 @@ def compiled(order: dict[str, Any]) -> dict[str, Any]:
     elif what == "refuse":
         return {"error": {"kind": "factory", "message": "it is no model", "fix": "", "exit_code": 1}}
     module, _, factory = order["case"]["factory"].partition(":")
-    text = getattr(importlib.import_module(module), factory)(**order["case"]["arguments"])
-    (Path(order["into"]) / "program.pte").write_text(str(text), encoding="utf-8")
-    return {**as_json(compiled_as()), "parent": os.getppid()}
+    made = getattr(importlib.import_module(module), factory)(**order["case"]["arguments"])
+    content = made if isinstance(made, bytes) else str(made).encode()
+    (Path(order["into"]) / "program.pte").write_bytes(content)
+    return {**as_json(compiled_as(inputs=((),))), "parent": os.getppid()}
