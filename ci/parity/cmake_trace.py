@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,9 +161,11 @@ def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
     for _ in range(MOST_ROUNDS):
         before = len(texts), len(names), [*map(len, traced)]
         result = _configured(tree, projects, texts, names, traced)
-        for trace, targets in zip(result, traced, strict=True):
+        for project, trace, targets in zip(projects, result, traced, strict=True):
+            found = {event.args[0] for event in trace.events if event.args and event.command in DECLARING}
+            # Others change nothing in the next round.
+            targets.update(found & project.targets - _declared(tree, project, texts))
             _look(tree, trace, texts, names)
-            targets |= {event.args[0] for event in trace.events if event.args and event.command in DECLARING}
         if before == (len(texts), len(names), [*map(len, traced)]):
             break
     return result
@@ -207,9 +209,7 @@ def _configured(
         _write_modules(work / "modules")
         running = []
         for number, project in enumerate(projects):
-            folders = tuple(f"{posixpath.dirname(entry)}/" for entry in project.entries)
-            near = [tree.read(path) for path in texts if path.startswith(folders)]
-            declared = _declared(near) | traced[number]
+            declared = _declared(tree, project, texts) | traced[number]
             variant = work / f"variant{number}.cmake"
             includes = [path for path in project.includes if path in texts]
             settings = _settings(work, project, declared, includes)
@@ -253,9 +253,11 @@ def _copy(
     (source / "CMakeLists.txt").write_text(outer.replace("@END@", _END), encoding="utf-8")
 
 
-def _declared(texts: Iterable[str]) -> set[str]:
+def _declared(tree: Tree, project: ConfigureInput, texts: set[str]) -> set[str]:
     """Names of targets that the tree's own files may declare."""
-    declarations = (command for text in texts for command in commands(text) if command.name in DECLARING)
+    folders = tuple(f"{posixpath.dirname(entry)}/" for entry in project.entries)
+    near = (tree.read(path) for path in texts if path.startswith(folders))
+    declarations = (command for text in near for command in commands(text) if command.name in DECLARING)
     return {word.text for command in declarations for word in command.words[:1]}
 
 

@@ -146,8 +146,8 @@ class _Comparison:
     def _targets_exist(self, pair: MappedPair) -> None:
         rule = "parity-target-missing"
         position = [entry.name for entry in self.mapping.pairs].index(pair.name)
-        place = self.findings.place("pairs", position)
         for name, build in self._missing_targets(pair):
+            place = self.findings.place("pairs", position)
             self.report(rule, place, name, pair.name, {"build": build})
 
     def _unmapped(self) -> None:

@@ -307,10 +307,14 @@ def test_nothing_is_downloaded(tmp_path: Path) -> None:
     assert (server.requests, parsed.troubles, [*parsed.libraries]) == ([], [], ["x"])
 
 
-@pytest.mark.parametrize(("seconds", "size"), [(1.0, 1 << 30), (600.0, 1 << 20)])
-def test_a_loop_without_end_is_stopped(tmp_path: Path, seconds: float, size: int) -> None:
+@pytest.mark.parametrize(
+    # The one takes long for each line of its trace, the other writes many.
+    ("seconds", "size", "length"),
+    [(1.0, 1 << 30, 10_000_000), (600.0, 1 << 20, 1)],
+)
+def test_a_loop_without_end_is_stopped(tmp_path: Path, seconds: float, size: int, length: int) -> None:
     """By us when its time is over; by the system, also without us, when it has written too much."""
-    endless = "while(TRUE)\n  set(filler abcdefghijklmnopqrstuvwxyz)\nendwhile()\n"
+    endless = f"while(TRUE)\n  string(REPEAT abcdefghijklmnopqrstuvwxyz {length} filler)\nendwhile()\n"
     parsed = configured(tmp_path, endless, seconds=seconds, size=size)
     assert [trouble.place.file for trouble in parsed.troubles] == ["p/CMakeLists.txt"]
     assert parsed.stopped
