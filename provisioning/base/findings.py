@@ -16,6 +16,8 @@ from provisioning.base.files import OF_MACHINE, disk_error, hash_file, replace_t
 from provisioning.base.foreign import mapped
 
 SCHEMA: Literal[2] = 2
+MOST_BYTES = 16 << 20
+"""Of a report: another job's may be a stranger's, and reading it takes up to 65 times as much memory."""
 
 if TYPE_CHECKING:
     Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
@@ -158,8 +160,12 @@ class Report:
         """Raises ValueError with the reason for anything that is not a report."""
         from pydantic import TypeAdapter, ValidationError
 
+        with path.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"{path}: not a report: more than {MOST_BYTES:,} bytes")
         try:
-            report = TypeAdapter(cls).validate_json(path.read_bytes())
+            report = TypeAdapter(cls).validate_json(content)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             key = ".".join(map(str, first["loc"]))

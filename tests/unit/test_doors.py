@@ -507,6 +507,7 @@ DOCUMENTS = {
     "beyond all numbers": document(**REPORT).replace(b"1.0", b"1e999"),
     "half a sign": document(**REPORT | {"command": "\ud800"}),
     "another stage": document(**REPORT | {"stage": "../../x"}),
+    "larger than any report": document(**REPORT) + b" " * (16 << 20),
 }
 
 
