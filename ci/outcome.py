@@ -37,6 +37,9 @@ PROBE = 1 << 20
 BUSY = 0.5
 """Work that used the processor for this share of its time limit or more was not held up by the machine."""
 
+OVERALL = "the end of the time for all of it"
+"""In place of a flag, where none sets the time limit."""
+
 ELSEWHERE = "choose another disk with TMPDIR, --store or --reports"
 LESS_MEMORY = "run with fewer --jobs, make the model smaller, or give the machine more memory"
 _LIMIT = "allow more with ulimit"
@@ -152,12 +155,13 @@ def of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = 
 
 
 def of_time(limit: float, cpu_seconds: float, flag: str = "--timeout") -> Trouble | None:
-    """The trouble of work that gave no result in its time limit, which `flag` sets; None if it used that time
-    itself."""
+    """The trouble of work that gave no result in its time limit, which `flag` sets, if any does; None if it
+    used that time itself."""
     if cpu_seconds >= BUSY * limit:
         return None
     message = f"no result after {limit:g} s: it waited, and had the processor for only {cpu_seconds:.1f} s"
-    return Trouble("timeout", message, f"run with fewer --jobs, or give it longer with {flag}")
+    longer = f", or give it longer with {flag}" if flag else ""
+    return Trouble("timeout", message, f"run with fewer --jobs{longer}")
 
 
 def of_places(places: Iterable[Path]) -> Trouble | None:
@@ -273,11 +277,11 @@ class Failure:
 
     @classmethod
     def late(cls, limit: float, cpu_seconds: float, flag: str, log: Path) -> Failure:
-        """Of work that gave no result in its time limit, which `flag` sets."""
+        """Of work that gave no result in its time limit, which `flag` sets, if any does."""
         if trouble := of_time(limit, cpu_seconds, flag):
             return cls.of(trouble, log)
-        message, _ = _explained(f"no result after {limit:g} s ({flag})", log)
-        return cls("timeout", message, "give it longer with --timeout", log)
+        message, _ = _explained(f"no result after {limit:g} s ({flag or OVERALL})", log)
+        return cls("timeout", message, f"give it longer with {flag}" if flag else "", log)
 
     @property
     def rule(self) -> str:

@@ -47,9 +47,6 @@ from provisioning.base.settings import ROOT
 GRACE_SECONDS = 30.0
 """A task whose time is up is ended. If nothing says that it has, it is given up this much later."""
 
-OVERALL = "the end of the time for all of it"
-"""In place of a flag, where `until` ended a task."""
-
 
 @dataclass(frozen=True, slots=True)
 class Home:
@@ -473,7 +470,7 @@ class Running:
         self.seconds = time.monotonic() - self._start
         code, cpu_seconds = json.loads(text) if text else (-signal.SIGKILL, 0.0)
         if self._late and code:
-            flag = "--timeout" if self._limit == self.task.timeout else OVERALL
+            flag = "--timeout" if self._limit == self.task.timeout else ""
             outcome: TaskOutcome = Failure.late(self._limit, cpu_seconds, flag, self.task.log)
         else:
             # Now: a disk may be full only until the temporary files are removed.

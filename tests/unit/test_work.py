@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import pytest
 from ci import child, outcome
 from ci.jobs import Job, Line
 from ci.outcome import Failure, Refused, TaskOutcome
-from ci.work import OVERALL, ChildTask, Exports, Home, asking, run
+from ci.work import ChildTask, Exports, Home, asking, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -139,16 +140,18 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
     assert (late.blame == "model") == busy, "the machine held up what did not compute"
 
 
+@pytest.mark.parametrize("busy", [0.0, math.inf], ids=["computes", "waits"])
 def test_a_task_ends_with_the_time_for_all_of_which_it_is_a_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: float
 ) -> None:
-    monkeypatch.setattr(outcome, "BUSY", 0.0)
+    monkeypatch.setattr(outcome, "BUSY", busy)
     request = {"file": str(tmp_path / "numbers"), "busy": True}
     until = time.monotonic() + 0.8
     task = ChildTask("task", "tests.support.tasks:hang", request, 60, tmp_path / "log", until=until)
     late = failure(run([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))["task"])
     # No flag gives this one task longer.
-    assert late.kind == "timeout" and OVERALL in late.message and "--timeout" not in late.message
+    assert late.kind == "timeout" and "--timeout" not in late.message and "longer" not in late.fix
+    assert busy or outcome.OVERALL in late.message
 
 
 def numbers(folder: Path) -> list[int]:
