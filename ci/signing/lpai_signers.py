@@ -13,6 +13,7 @@ import datetime as dt
 import hashlib
 import os
 import re
+import select
 import shutil
 import signal
 import struct
@@ -68,6 +69,7 @@ _NETWORK = re.compile(
     re.IGNORECASE,
 )
 _TICK = 0.1
+_LONGEST_LINE = 4096
 _MOST_OUTPUT = 4 << 20
 _SHOWN = 400
 
@@ -191,18 +193,22 @@ def converse(
             while True:
                 # Asked before the output is read: then all of it is there, whoever still holds the pipe.
                 is_over = child.poll() is not None
-                if chunk := child.stdout.read(1 << 16):
+                chunk: bytes | None = child.stdout.read(1 << 16)
+                if chunk:
                     output += chunk
                 elif is_over:
                     return child.returncode, _text(output)
-                elif _QUESTION.search(_text(output[position:]).rstrip()):
+                elif _QUESTION.search(_text(output[max(position, len(output) - _LONGEST_LINE) :]).rstrip()):
                     start = time.monotonic()
                     _answer(child.stdin, _text(output[position:]), signer)
                     position = len(output)
                     # Reading the terms does not count.
                     deadline += time.monotonic() - start
-                else:
+                elif chunk == b"":
+                    # It has closed its output, and goes on.
                     time.sleep(_TICK)
+                else:
+                    select.select([child.stdout], [], [], _TICK)
                 if len(output) > _MOST_OUTPUT:
                     message = f"elfsigner prints without end: {tail(_text(output))}"
                     raise CheckFailed(message, fix="run it by hand")

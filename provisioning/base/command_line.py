@@ -250,6 +250,9 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
         show_error(error)
         return error.exit_code
     except KeyboardInterrupt:
+        # Where it met code that is made from text, as a dataclass is, Python would yet end by SIGINT, until
+        # it runs other such code.
+        exec("")  # noqa: S102
         if not sys.stderr.isatty():
             sys.stderr.write("interrupted\n")
         return INTERRUPTED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -87,6 +88,17 @@ def test_an_interrupt_ends_with_130_and_no_traceback(
 ) -> None:
     assert _main(verbs, "verb", "interrupt") == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_process_ends_with_130_too_wherever_the_interrupt_met_it(tmp_path: Path) -> None:
+    """Also in code that is made from text, as a dataclass is when it is imported."""
+    script = (
+        "import sys; from provisioning.base.command_line import guarded\n"
+        "sys.exit(guarded(lambda: exec('raise KeyboardInterrupt'), debug=False))"
+    )
+    (tmp_path / "interrupted.py").write_text(script)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    assert captured([sys.executable, "-m", "interrupted"], env=environ).returncode == 130
 
 
 def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None:
