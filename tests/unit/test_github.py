@@ -20,7 +20,7 @@ from ci.github import plan, setup
 from ci.github.run_stage import stage
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Outcome
+from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
@@ -286,6 +286,21 @@ def test_later_steps_know_where_the_ndk_is(tmp_path: Path, components: str) -> N
     variables, outputs = pairs(tmp_path / "env"), pairs(tmp_path / "output")
     assert outputs["ndk-root"] == variables["ANDROID_NDK_ROOT"] == roots["ANDROID_NDK_ROOT"]
     assert outputs["version"] == (PIN.version if "qnn-sdk" in components else NDK)
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_what_saves_the_store_knows_whether_it_was_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repaired: bool
+) -> None:
+    places = {"QNN_CI_REPORTS": str(tmp_path), "GITHUB_OUTPUT": str(tmp_path / "output")}
+    places |= {"QNN_CI_PROFILE": PROFILE, "QNN_CI_COMPONENTS": "android-ndk"}
+    places |= {"ANDROID_NDK_ROOT": str(write_ndk(tmp_path / "ndk")), "GITHUB_ENV": str(tmp_path / "env")}
+    damage = Finding("store-damage", Severity.WARNING, "android-ndk", "a file is missing; repaired", "")
+    findings = (damage,) if repaired else ()
+    report = Report("provision", "wheels", "", Outcome.PASS, "", 1.0, findings, (), {}, "")
+    monkeypatch.setattr(setup, "_verb", lambda *_: 0 if report.write(tmp_path) else 1)
+    assert setup.setup({**os.environ, **places}) == 0
+    assert pairs(tmp_path / "output")["repaired"] == str(repaired).lower()
 
 
 @pytest.mark.parametrize("restored", ["true", ""])
