@@ -261,10 +261,10 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     requirements = [f"-r {needs.requirements.absolute()}"] if needs.requirements else []
     requirements += [f"-e {needs.project}"] if needs.project else []
     (home / "wanted.in").write_text("\n".join([*requirements, ""]), encoding="utf-8")
-    text = _compiled(needs, home, [])
+    text, builds = _compiled(needs, home, []), list[str]()
     if re.search(WITH_TORCH.pattern, text, re.MULTILINE) and not pip_settings.no_index(os.environ):
         try:
-            text = _compiled(needs, home, CPU_BUILDS)
+            text, builds = _compiled(needs, home, CPU_BUILDS), [*CPU_BUILDS]
         except UpstreamError:
             sys.stderr.write(
                 "the index with CPU builds of torch cannot be reached; taking your index's builds\n"
@@ -273,7 +273,12 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(flags)]
     entries = [entry for entry in entries_in("\n".join(lines)) if entry.name not in pins]
     by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
-    entries = [entry for entry in entries if not CUDA_ONLY.fullmatch(entry.name)]
+    (home / "own.in").write_text(
+        "".join(f"{entry.line}\n" for entry in entries if not CUDA_ONLY.fullmatch(entry.name)), "utf-8"
+    )
+    # Of these alone: where an index has no hash of a wheel, uv unpacks it, and torch has 700 MB.
+    hashed = _compiled(needs, home, [*builds, "--no-deps", "--generate-hashes"], "own.in")
+    entries = entries_in(hashed)
     _require_first_index([entry for entry in entries if entry.name not in by_author], needs, home)
     return [replace(row, hashes=by_author.get(row.name, row.hashes)) for row in entries]
 
@@ -301,7 +306,7 @@ def _compiled(
     # Versions in a file that is there already would be preferred.
     output = home / f"{file}.{strategy}.txt"
     command = ["pip", "compile", file, "--constraint", "locked.txt", "--output-file", output.name]
-    command += ["--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
+    command += ["--quiet", "--no-header", "--no-annotate"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
     if needs.project:
         # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
