@@ -19,9 +19,10 @@ import tempfile
 import time
 from collections.abc import Set
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from ci.digests import files_in, site_folders
+from ci.digests import content_of, site_folders
 
 MOST_BYTES = 1 << 17
 """Of a command with its environment."""
@@ -83,7 +84,7 @@ def next_command(channel: socket.socket, working: Set[str]) -> dict[str, Any]:
 def _look_at_packages() -> None:
     """At what is installed in this Python, once for all commands: no test changes it, and each key has it."""
     for folder in site_folders():
-        files_in(folder)
+        content_of(folder, Path(os.devnull))
     gc.freeze()
 
 
