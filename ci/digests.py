@@ -144,14 +144,10 @@ contents: dict[str, FolderContent] = {}
 
 
 def content_of(folder: str, store: Path) -> FolderContent:
-    """Once in a process. The store remembers the digests of files that have not changed."""
-    if folder not in contents:
-        contents[folder] = _content_of(folder, Digests(store))
-    return contents[folder]
-
-
-def _content_of(folder: str, digests: Digests) -> FolderContent:
-    files = files_in(folder)
+    """The store remembers the digests of files that have not changed."""
+    if folder in contents:
+        return contents[folder]
+    files, digests = files_in(folder), Digests(store)
     distributions, strays, names = {}, {}, set()
     for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
         record_time, rows = files[record][2] or files[record][1], []
@@ -176,7 +172,8 @@ def _content_of(folder: str, digests: Digests) -> FolderContent:
                 strays[name] = digests.of(Path(folder, name))
     digests.save()
     startup_files = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTUP)))
-    return FolderContent(distributions, strays, startup_files)
+    contents[folder] = FolderContent(distributions, strays, startup_files)
+    return contents[folder]
 
 
 @cache

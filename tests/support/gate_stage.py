@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from provisioning.base.command_line import guarded
-from provisioning.base.findings import Artifact, Metric, Outcome, Severity
+from provisioning.base.findings import Artifact, Outcome, Severity
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.stage_run import StageRun
 
@@ -35,12 +35,6 @@ def main(argv: list[str]) -> int:
     run = StageRun(args.name, "wheels", "x86_64-linux", f"nox -s {args.name}")
     if behaviour == "passes":
         run.artifacts.append(Artifact("thing", f"{args.name}.so", "ab" * 32, 1500))
-        run.finish().write(args.reports)
-        return 0
-    if behaviour == "test_emulator":
-        row: dict[str, Metric] = {"soc": "SM8650", "scheme": "8a8w", "verdict": "pass", "cached": False}
-        row |= {"figures": {"sqnr_db": 31.5}, "thresholds": {}, "costs": {}, "sha256": "ab" * 32}
-        run.metrics |= {"build_id": "v2.49", "programs": {"net/8a8w/SM8650": row}}
         run.finish().write(args.reports)
         return 0
     if behaviour == "fails":
