@@ -23,7 +23,7 @@ from ci.report.collect import GATE, cleaned, did_not_run
 from ci.report.summary import command, conclusion, github_annotations, stage_line, worst
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, repeatable
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import Fix, repeated, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.progress import at_work
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if stage.name in names:
             # One that cannot be made ends the gate before its first stage.
             interpreter_of(stage)
-    suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
+    suites, tags = repeated("--suite", args.suite), repeated("--tag", args.tag)
     echo = args.verbose or _on_github(os.environ)
     return run_gate(stages, names, selection_of(args), flags, suites, tags, echo=echo)
 
@@ -111,7 +111,7 @@ def with_lanes(
         if stage.lane and stage.name in names:
             of_lane = of_lane or [*suites]
         if not stage.lane or stage.name in names or of_lane or (not suites and stage.lane == LANE):
-            flags = (*stage.flags, *_repeated("--suite", of_lane))
+            flags = (*stage.flags, *repeated("--suite", of_lane))
             gate_stages.append(stage.model_copy(update={"flags": flags}))
     return gate_stages
 
@@ -275,8 +275,8 @@ def selection_flags(
     reports: Path | None,
 ) -> list[str]:
     """The selection's flags as typed, for the stages. They read the environment themselves."""
-    flags = [*_repeated("--profile", [profile]), *_repeated("--target", targets), *_repeated("--soc", socs)]
-    return [*flags, *_repeated("--store", [store]), *_repeated("--reports", [reports])]
+    flags = [*repeated("--profile", [profile]), *repeated("--target", targets), *repeated("--soc", socs)]
+    return [*flags, *repeated("--store", [store]), *repeated("--reports", [reports])]
 
 
 @contextmanager
@@ -291,10 +291,6 @@ def folded(title: str, line: str, environ: Mapping[str, str]) -> Iterator[None]:
     finally:
         if _on_github(environ):
             _print(command("endgroup"))
-
-
-def _repeated(flag: str, values: Iterable[object] | None) -> list[str]:
-    return [part for value in values or () if value is not None for part in (flag, str(value))]
 
 
 def _on_github(environ: Mapping[str, str]) -> bool:

@@ -8,13 +8,14 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.jobs import Job
 from ci.lanes.executorch.verb import SUITE
 from ci.suite.options import add_choice, check, shard
 from provisioning.base.command_line import Parser, count, valued
+from provisioning.base.commands import repeated
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -44,8 +45,13 @@ def run(args: argparse.Namespace) -> int:
     check(args.suite or ())
     suites = [path.absolute() for path in args.suite or ()]
     # For jobs on other machines, which begin in a folder of their own.
-    choice = [*pairs("--suite", map(from_here, suites)), *pairs("--tag", args.tag), *pairs("-k", args.words)]
-    choice += [*pairs("--soc", args.soc), *pairs("--profile", args.profile and [args.profile])]
+    choice = [
+        *repeated("--suite", map(from_here, suites)),
+        *repeated("--tag", args.tag),
+        *repeated("-k", args.words),
+        *repeated("--soc", args.soc),
+        *repeated("--profile", [args.profile]),
+    ]
     matrix = matrix_for(args, os.environ, suites, choice)
     sys.stdout.write(f"{json.dumps(matrix)}\n")
     return 0
@@ -88,8 +94,3 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
             }
         )
     return {"include": include}
-
-
-def pairs(flag: str, values: Iterable[object] | None) -> list[str]:
-    """The flag before each of its values."""
-    return [part for value in values or () for part in (flag, str(value))]

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
-from ci.github.matrix import configure, matrix_for, pairs
+from ci.github.matrix import configure, matrix_for
 from ci.github.run_stage import set_outputs, summarise, variables_of
 from ci.report.page import cell
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import captured
+from provisioning.base.commands import captured, repeated
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.foreign import in_line
@@ -280,7 +280,7 @@ def jobs_of(
     if row.replaces:
         # The gate's `provision` would take the components of all targets.
         # Other lanes have jobs of their own.
-        skips = [part for stage in caller.stage_suites for part in ("--skip", stage)]
+        skips = repeated("--skip", caller.stage_suites)
         parts = [("", shlex.join(["--target", row.targets, *flags, *skips]))]
     elif suites := caller.suites_of(row):
         parts = _in_shards(shlex.join(_flags_of(suites, caller.tags)), caller.shards)
@@ -329,7 +329,7 @@ def suite_flags(occasion: str, caller: Caller) -> list[str]:
 
 
 def _flags_of(suites: Sequence[str], tags: Sequence[str]) -> list[str]:
-    return [*pairs("--suite", suites), *pairs("--tag", tags)]
+    return [*repeated("--suite", suites), *repeated("--tag", tags)]
 
 
 def changed_files(base: str, repository: Path = ROOT) -> list[str] | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ci.github.run_stage import annotate, append, export, set_outputs
 from ci.report.summary import github_annotations
+from provisioning.base.commands import repeated
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import (
@@ -59,8 +60,7 @@ class SetupInputs:
 
     def flags(self) -> list[str]:
         """The flags for `provision`, which reads profile, SoCs and licences from the environment itself."""
-        flags = [part for name in self.components for part in ("--component", name)]
-        return flags + [part for name in self.targets for part in ("--target", name)]
+        return [*repeated("--component", self.components), *repeated("--target", self.targets)]
 
 
 def place(environ: Mapping[str, str]) -> int:

@@ -136,6 +136,11 @@ def session(name: str, *arguments: str | Path) -> Fix:
     return Fix("{}", (name, *arguments))
 
 
+def repeated(flag: str, values: Iterable[object] | None) -> list[str]:
+    """The flag before each of its values that is not None."""
+    return [part for value in values or () if value is not None for part in (flag, str(value))]
+
+
 def add_flags(*words: str) -> Fix:
     """The command that was typed, with these."""
     return Fix("{}", words)
