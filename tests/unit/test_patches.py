@@ -18,6 +18,7 @@ ELSEWHERE = "what a stand-in of ExecuTorch lacks is left out"
 
 REASONS = {
     "integration/test_build_wheel.py": PROCESS,
+    "integration/test_compile.py": PROCESS,
     "integration/test_content.py": PROCESS,
     "integration/test_executorch_work.py": PROCESS,
     "integration/test_llm.py": PLANTED,
