@@ -131,6 +131,9 @@ def pytest_collection_modifyitems(
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What collecting left stays for the whole run: the collector need not look at it again each time."""
+    if torch := sys.modules.get("torch"):
+        # As in our workers. Two threads of tiny models, in each worker of a run, wait for each other.
+        torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import re
 import shutil
@@ -67,6 +68,12 @@ from tests.support.typed import typed
 pytestmark = pytest.mark.heavy
 OF_EXECUTORCH = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 """Of what it imports."""
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> None:
+    """What earlier tests imported stays: the product looks for garbage after each reading and each export."""
+    gc.freeze()
 
 
 LLAMA_3 = (
