@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import qnn_sdk_setup
 from executorch.backends.qualcomm.utils.utils import (
     generate_htp_compiler_spec,
     generate_qnn_executorch_compiler_spec,
@@ -87,6 +88,8 @@ class CountUp(torch.nn.Module):
         return x + self.count
 
 
+# ExecuTorch asks py-cpuinfo, which counts the processor's ticks for a second.
+qnn_sdk_setup._vendor_is_amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 # XNNPACK lowers six models to find their graphs in each other: none of ours has them.
 bilinear_2d.get_graphs_dict, sdpa.get_graphs = dict, list
 
