@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,13 @@ WINDOWS = "aarch64-windows"
 PROFILES = {"wheels-2.37": "SC8380XP", "wheels": "SC8380XP", "wheels-2.51": "SC8480XP"}
 
 
-@pytest.fixture(scope="module")
-def sdks() -> dict[str, Path]:
-    """The provisioned tree of each build."""
-    trees = {}
-    for profile in PROFILES:
-        command = [sys.executable, "-m", "provisioning", "provision", "--profile", profile]
-        subprocess.run([*command, "--target", WINDOWS], cwd=ROOT, check=True, timeout=1800)
-        selection = Selection(profile, WINDOWS, "SC8380XP", store_path(), reports_path())
-        trees[profile] = resolve(selection, {}).root("qnn-sdk").path
-    return trees
+@cache
+def sdk(profile: str) -> Path:
+    """The provisioned tree of a build."""
+    command = [sys.executable, "-m", "provisioning", "provision", "--profile", profile]
+    subprocess.run([*command, "--target", WINDOWS], cwd=ROOT, check=True, timeout=1800)
+    selection = Selection(profile, WINDOWS, "SC8380XP", store_path(), reports_path())
+    return resolve(selection, {}).root("qnn-sdk").path
 
 
 def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, set[tuple[str, str]]]:
@@ -48,7 +46,8 @@ def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, set[tuple
 
 @pytest.mark.whole
 @pytest.mark.parametrize("profile", PROFILES)
-def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str) -> None:
+def test_each_build_is_valid(tmp_path: Path, profile: str) -> None:
+    sdk(profile)
     flags = ("--profile", profile, "--target", WINDOWS, "--soc", PROFILES[profile])
     assert validate(tmp_path, *flags) == (0, set())
 
@@ -56,12 +55,12 @@ def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str
 SKEL = "lib/hexagon-v73/unsigned/libQnnHtpV73Skel.so"
 
 
-def test_a_skel_of_an_older_build_is_named_and_makes_no_bundle(sdks: dict[str, Path], tmp_path: Path) -> None:
+def test_a_skel_of_an_older_build_is_named_and_makes_no_bundle(tmp_path: Path) -> None:
     mixed = tmp_path / "sdk"
-    shutil.copytree(sdks["wheels"], mixed, copy_function=os.link)
+    shutil.copytree(sdk("wheels"), mixed, copy_function=os.link)
     (mixed / SKEL).parent.chmod(0o755)
     (mixed / SKEL).unlink()
-    (mixed / SKEL).write_bytes((sdks["wheels-2.37"] / SKEL).read_bytes())
+    (mixed / SKEL).write_bytes((sdk("wheels-2.37") / SKEL).read_bytes())
     chosen = ("--target", WINDOWS, "--soc", "SC8380XP")
     environ = {"QNN_SDK_ROOT": str(mixed), "QNN_CI_PROFILE": "wheels"}
     code, errors = validate(tmp_path, *chosen, **environ)
@@ -75,7 +74,8 @@ def test_a_skel_of_an_older_build_is_named_and_makes_no_bundle(sdks: dict[str, P
     assert (done.returncode, bundle.exists()) == (1, False)
 
 
-def test_a_bundle_is_the_folder_that_an_application_ships(sdks: dict[str, Path], tmp_path: Path) -> None:
+def test_a_bundle_is_the_folder_that_an_application_ships(tmp_path: Path) -> None:
+    assert sdk("wheels") and sdk("wheels-2.37"), "in the store"
     bundle = tmp_path / "bundle"
     model = context_model(
         tmp_path / "out", build_id="v2.49.40.260810104044", soc=60, arch=73, location="model_qnn.bin"
