@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from ci.__main__ import VERBS
 from ci.lanes.upstream.accepted import Outcome, accepted_file, load_tests
+from ci.work import sharing_templates
 from provisioning.accepted_file import Accepted, Values
 from provisioning.base.command_line import main
 from provisioning.base.findings import Metric, Report, Severity
@@ -195,8 +196,10 @@ def findings(report: Report) -> dict[str, tuple[str, Severity]]:
 
 
 @pytest.fixture
-def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    return Suite(tmp_path).activated(monkeypatch)
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Suite]:
+    # No test of this one changes what a process has imported for an earlier run.
+    with sharing_templates():
+        yield Suite(tmp_path).activated(monkeypatch)
 
 
 def test_surprises_run_each_time_until_they_are_accepted_and_then_are_cached(suite: Suite) -> None:
