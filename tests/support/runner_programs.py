@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
-from executorch.backends.qualcomm.utils import qnn_sdk_setup
 from executorch.backends.qualcomm.utils.utils import (
     generate_htp_compiler_spec,
     generate_qnn_executorch_compiler_spec,
     to_edge_transform_and_lower_to_qnn,
 )
-from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
 from executorch.exir.passes import MemoryPlanningPass
@@ -87,11 +85,6 @@ class CountUp(torch.nn.Module):
         self.count.add_(1)
         return x + self.count
 
-
-# ExecuTorch asks py-cpuinfo, which counts the processor's ticks for a second.
-qnn_sdk_setup._vendor_is_amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-# XNNPACK lowers six models to find their graphs in each other: none of ours has them.
-bilinear_2d.get_graphs_dict, sdpa.get_graphs = dict, list
 
 UNPLANNED = ExecutorchBackendConfig(
     memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
