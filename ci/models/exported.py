@@ -104,6 +104,9 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
 
 
 def _load(path: Path) -> Any:
+    # A quantized model's operators are registered by it.
+    import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401
+
     try:
         with path.open("rb") as stream:
             return torch.export.load(stream)

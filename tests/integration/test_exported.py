@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 
 from ci.models.factory import find, infer_all, make, samples_of
 from ci.models.user_model import BadFactory
+from provisioning.base.commands import captured
+from provisioning.base.settings import ROOT
 
 
 class Net(nn.Module):
@@ -85,6 +88,26 @@ def test_a_size_that_the_model_decides_by_is_named_with_its_line_and_a_fix(tmp_p
     with pytest.raises(BadFactory, match=r"count.*varies\.py:\d+") as caught:
         make("varies:decides", {}, tmp_path)
     assert "dynamic_shapes" in caught.value.fix
+
+
+class Quantized(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        numbers = 0.1, 0, 0, 255, torch.uint8
+        integers = torch.ops.quantized_decomposed.quantize_per_tensor(x, *numbers)
+        rounded: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(integers, *numbers)
+        return rounded
+
+
+def test_a_quantized_model_is_loaded_by_a_process_that_has_quantized_nothing(tmp_path: Path) -> None:
+    import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401
+
+    torch.export.save(torch.export.export(Quantized(), (X,)), tmp_path / "net.pt2")
+    script = (
+        "import pathlib, sys; from ci.models.exported import load_exported;"
+        " load_exported(pathlib.Path(sys.argv[1]))"
+    )
+    loaded = captured([sys.executable, "-c", script, tmp_path / "net.pt2"], cwd=ROOT)
+    assert loaded.returncode == 0, loaded.stderr
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
