@@ -37,6 +37,9 @@ class Packages(Protocol):
     @property
     def folder(self) -> Path | None: ...
 
+    @property
+    def project(self) -> Path | None: ...
+
     def key(self) -> Metric: ...
 
 
@@ -127,7 +130,9 @@ class _StepRun:
         store = step.plan.selection.store
         self._cached = CachedResults(store, step.kind)
         self._home = step.home(own)
-        base = surroundings(store, self._home.environment, own.folder if own else None)
+        base = surroundings(
+            store, self._home.environment, own.folder if own else None, own.project if own else None
+        )
         self._key_of_all: Key = {**base, "suite": own.key() if own else {}}
         # A cached program without files has none that --keep could keep.
         self._may_reuse = self._work.cache and (step.keeps_files or not self._work.keep)

@@ -122,19 +122,23 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
     return tuple(folder for folder in (*own, *site.getsitepackages(), *user) if Path(folder).is_dir())
 
 
-def installed(folders: tuple[str, ...], search: list[str], store: Path) -> dict[str, str]:
-    """What every key has of these folders of distributions, and of the folders of PYTHONPATH."""
+def installed(
+    folders: tuple[str, ...], search: list[str], store: Path, project: Path | None = None
+) -> dict[str, str]:
+    """What every key has of these folders of distributions, and of the folders of PYTHONPATH. Where `project`,
+    which is installed editable, lies, counts for nothing: of its code counts what it builds."""
+    places = {str(ROOT): "{toolkit}", **({str(project): "{project}"} if project else {})}
     versions: dict[str, str] = {}
     loose: list[list[str]] = []
     for number, folder in enumerate(folders):
         content = content_of(folder, store)
         versions |= {name: version for name, version in content.distributions.items() if name not in versions}
         loose += [[str(number), *row] for row in content.strays.items()]
-        loose += [[str(number), name, _text(Path(folder, name))] for name in content.startup_files]
+        loose += [[str(number), name, _text(Path(folder, name), places)] for name in content.startup_files]
     for number, folder in enumerate(search):
         for name in STARTUP[1:]:
             if (path := Path(folder, name)).exists():
-                loose.append([f"PYTHONPATH {number}", name, _text(path)])
+                loose.append([f"PYTHONPATH {number}", name, _text(path, places)])
     # No distribution has this name.
     return {**versions, "(files)": _digest(json.dumps(sorted(loose)))}
 
@@ -212,12 +216,15 @@ def _as_in_records(digest: str) -> str:
     return base64.urlsafe_b64encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
-def _text(path: Path) -> str:
-    """Without the toolkit's own place, which files that Python runs when it starts may name."""
+def _text(path: Path, places: Mapping[str, str]) -> str:
+    """With the names of places, which files that Python runs when it starts may name, instead of their paths."""
     try:
-        return _digest(os.fsdecode(path.read_bytes()).replace(str(ROOT), "{toolkit}"))
+        text = os.fsdecode(path.read_bytes())
     except OSError as error:
         return error.strerror or "unreadable"
+    for place, name in places.items():
+        text = text.replace(place, name)
+    return _digest(text)
 
 
 def _digest(text: str) -> str:

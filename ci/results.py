@@ -234,8 +234,11 @@ def processor() -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def surroundings(store: Path, environ: Mapping[str, str], packages: Path | None = None) -> dict[str, Json]:
-    """The rows of a key that all work of one home shares. `packages` is an environment of the suite's own."""
+def surroundings(
+    store: Path, environ: Mapping[str, str], packages: Path | None = None, project: Path | None = None
+) -> dict[str, Json]:
+    """The rows of a key that all work of one home shares. `packages` is an environment of the suite's own,
+    and `project` what it has editable."""
     from ci.child import table
 
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
@@ -246,7 +249,7 @@ def surroundings(store: Path, environ: Mapping[str, str], packages: Path | None 
         "python": python_name(),
         "processor": processor(),
         "variables": {name: environ[name] for name in table().fixed if name in environ},
-        "packages": dict(installed(folders, search, store)),
+        "packages": dict(installed(folders, search, store, project)),
         "PYTHONPATH": code,
         "toolkit": toolkit(),
     }

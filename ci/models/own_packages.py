@@ -87,6 +87,8 @@ class OwnPackages:
     """What a suite's programs have beside those of others: an environment with packages, and variables."""
 
     folder: Path | None = None
+    project: Path | None = None
+    """What it has editable."""
     variables: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     """Its own packages, without the locked ones."""
@@ -168,6 +170,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     entries = entries_in(text)
     return OwnPackages(
         folder=home / "environment",
+        project=needs.project,
         variables={**variables, LOCKED: sysconfig.get_paths()["purelib"]},
         declared=values,
         versions={entry.name: entry.version for entry in entries},
