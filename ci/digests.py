@@ -125,8 +125,8 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
 def installed(
     folders: tuple[str, ...], search: list[str], store: Path, project: Path | None = None
 ) -> dict[str, str]:
-    """What every key has of these folders of distributions, and of the folders of PYTHONPATH. Where `project`,
-    which is installed editable, lies, counts for nothing: of its code counts what it builds."""
+    """What every key has of these folders of distributions, and of the folders of PYTHONPATH. `project` is
+    installed editable: where it lies counts for nothing, and of its code what it builds."""
     places = {str(ROOT): "{toolkit}", **({str(project): "{project}"} if project else {})}
     versions: dict[str, str] = {}
     loose: list[list[str]] = []
@@ -217,7 +217,7 @@ def _as_in_records(digest: str) -> str:
 
 
 def _text(path: Path, places: Mapping[str, str]) -> str:
-    """With the names of places, which files that Python runs when it starts may name, instead of their paths."""
+    """With names for places, whose paths a file may have that Python runs when it starts."""
     try:
         text = os.fsdecode(path.read_bytes())
     except OSError as error:
