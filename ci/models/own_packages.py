@@ -292,7 +292,9 @@ def _require_first_index(entries: Sequence[Entry], needs: Needs, home: Path) -> 
     and a user who sets uv's strategy has decided."""
     if not pip_settings.has_several_indexes(os.environ) or os.environ.get(STRATEGY):
         return
-    (home / "first.in").write_text("".join(f"{row.name}=={row.version}\n" for row in entries), "utf-8")
+    # What has none is of the address that its author names.
+    pins = (f"{row.name}=={row.version}\n" for row in entries if row.version)
+    (home / "first.in").write_text("".join(pins), "utf-8")
     try:
         _compiled(needs, home, ["--no-deps"], "first.in", strategy="first-index")
     except UsageError as error:

@@ -152,6 +152,12 @@ def test_a_private_package_is_not_replaced_by_a_higher_version_in_a_public_index
     assert asked.versions == {"acme-ops": "99.0"}
 
 
+@pytest.mark.usefixtures("indexes")
+def test_a_package_whose_address_is_named_is_held_to_no_index(tmp_path: Path, store: Path) -> None:
+    address = f"{os.environ['PIP_INDEX_URL']}acme-ops/acme_ops-99.0-py3-none-any.whl"
+    assert "acme-ops" in installed(requirements(tmp_path, f"acme-ops @ {address}\n"), store).versions
+
+
 @pytest.mark.parametrize("line", ["-e .", "./net", "/opt/net", "net @ file:///opt/net", "--editable=../x"])
 def test_a_path_whose_changes_nobody_would_see_is_refused(tmp_path: Path, store: Path, line: str) -> None:
     with pytest.raises(UsageError):
