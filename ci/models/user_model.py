@@ -17,7 +17,6 @@ from types import ModuleType
 from ci.artifacts.program import as_model, torch_kind_of
 from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
-from provisioning.base.files import fix_of_content
 from provisioning.base.settings import ROOT
 
 MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
@@ -33,6 +32,7 @@ USUAL = ("make", "model")
 FUNCTION = re.compile(r"^def ([A-Za-z]\w*)", re.MULTILINE)
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 QUANTIZING = b"quantized_decomposed."
+POINTER = b"version https://git-lfs.github.com/spec/"
 WORD = re.compile(r"[^a-z0-9_.-]+")
 
 
@@ -124,6 +124,13 @@ def _name(module: str, function: str) -> str:
 
 def _word(name: str) -> str:
     return WORD.sub("-", name.lower()).strip("-_.") or "model"
+
+
+def fix_of_content(path: Path, fix: str) -> str:
+    """The fix for a file that holds something else; a pointer of Git LFS has its own."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(POINTER)) == POINTER
+    return "fetch what Git LFS has of it: git lfs pull; in gate.yml: `lfs: true`" if is_pointer else fix
 
 
 def _is_quantized(path: Path) -> bool:

@@ -250,8 +250,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
         show_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        # Where it met code that is made from text, as a dataclass is, Python would yet end by SIGINT, until
-        # it runs other such code.
+        # Else Python ends by SIGINT where this met code that is made from text, as a dataclass is.
         exec("")  # noqa: S102
         if not sys.stderr.isatty():
             sys.stderr.write("interrupted\n")
@@ -331,7 +330,6 @@ _BROKEN_PIPE = 128 + signal.SIGPIPE
 
 def show_error(error: ToolkitError) -> None:
     answer.add_error(error)
-
     text = f"error: {error.message}\n"
     if error.fix:
         text += f"  try: {error.fix}\n"

@@ -76,8 +76,7 @@ def repository_of(suite: Path) -> Path:
     """The nearest folder around the suite with a `.git`, or the suite's own."""
     folder = suite.absolute().parent
     around = (folder, *folder.parents)
-    # Each command of git writes to its folder: `access` asks for no times, which would be inputs of the work.
-    return next((parent for parent in around if os.access(parent / ".git", os.F_OK)), folder)
+    return next((parent for parent in around if (parent / ".git").exists()), folder)
 
 
 def empty_folder(path: Path) -> Path:
@@ -117,16 +116,6 @@ def digest_of(path: Path) -> hashlib._Hash:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest
-
-
-_POINTER = b"version https://git-lfs.github.com/spec/"
-
-
-def fix_of_content(path: Path, fix: str) -> str:
-    """The fix for a file that holds something else; a pointer of Git LFS has its own."""
-    with path.open("rb") as file:
-        is_pointer = file.read(len(_POINTER)) == _POINTER
-    return "fetch what Git LFS has of it: git lfs pull; in gate.yml: `lfs: true`" if is_pointer else fix
 
 
 def hash_file(path: Path) -> str:
