@@ -280,8 +280,7 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
         "".join(f"{entry.line}\n" for entry in entries if not CUDA_ONLY.fullmatch(entry.name)), "utf-8"
     )
     # Of these alone: where an index has no hash of a wheel, uv unpacks it, and torch has 700 MB.
-    hashed = _compiled(needs, home, [*builds, "--no-deps", "--generate-hashes"], "own.in")
-    entries = entries_in(hashed)
+    entries = entries_in(_compiled(needs, home, [*builds, "--no-deps", "--generate-hashes"], "own.in"))
     _require_first_index([entry for entry in entries if entry.name not in by_author], needs, home)
     return [replace(row, hashes=by_author.get(row.name, row.hashes)) for row in entries]
 

@@ -162,9 +162,10 @@ def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
         before = len(texts), len(names), [*map(len, traced)]
         result = _configured(tree, projects, texts, names, traced)
         for project, trace, targets in zip(projects, result, traced, strict=True):
-            found = {event.args[0] for event in trace.events if event.args and event.command in DECLARING}
-            # Others change nothing in the next round.
-            targets.update(found & project.targets - _declared(tree, project, texts))
+            declarations = (event for event in trace.events if event.args and event.command in DECLARING)
+            # Other targets change nothing in the next round.
+            deciding = project.targets - _declared(tree, project, texts)
+            targets.update(deciding & {event.args[0] for event in declarations})
             _look(tree, trace, texts, names)
         if before == (len(texts), len(names), [*map(len, traced)]):
             break

@@ -148,8 +148,9 @@ def test_the_signer_learns_nothing_of_our_environment(
     assert environ["HTTPS_PROXY"] == "http://127.0.0.1:1"
 
 
-def test_a_signer_that_hangs_is_ended(world: World, python: str, tmp_path: Path) -> None:
-    hexagon_sdk.behave(world.hexagon, behaviour="hang")
+@pytest.mark.parametrize("behaviour", ["hang", "hang without output"])
+def test_a_signer_that_hangs_is_ended(world: World, python: str, tmp_path: Path, behaviour: str) -> None:
+    hexagon_sdk.behave(world.hexagon, behaviour=behaviour)
     script = world.hexagon / lpai_libraries.ELFSIGNER
     table = lpai_libraries.load_table().elfsigner
     signer = Elfsigner(script, Path(python), 1, lambda _: True, table)

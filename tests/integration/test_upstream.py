@@ -197,7 +197,7 @@ def findings(report: Report) -> dict[str, tuple[str, Severity]]:
 
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Suite]:
-    # No test of this one changes what a process has imported for an earlier run.
+    # The runs of a test are forks of one process: none changes what it has imported.
     with sharing_templates():
         yield Suite(tmp_path).activated(monkeypatch)
 

@@ -48,7 +48,9 @@ def main() -> int:
             print("not accepted")
             return 1
     print("Signing...", flush=True)
-    if behaviour == "hang":
+    if behaviour == "hang without output":
+        os.closerange(1, 3)
+    if behaviour.startswith("hang"):
         time.sleep(600)
     if behaviour == "endless":
         while True:

@@ -130,6 +130,7 @@ places = [Path(sys.argv[1]) / "not there yet"]
 trouble = of_error(RuntimeError("cannot write it"), places)
 print(trouble.kind if trouble else "", trouble.message if trouble else "")
 print(trouble is not None and of_ending("runner", 1, "No space left on device", places).fix == trouble.fix)
+print(of_ending("runner", 1, "std::bad_alloc", places).kind)
 print(Failure.of_end(1, Path("/nowhere"), places).kind)
 """
 
@@ -147,7 +148,7 @@ def test_an_error_that_does_not_name_a_full_disk_is_blamed_on_it(
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
     )
     assert run.stdout.split(" ")[0].strip() == kind
-    assert run.stdout.split()[-2:] == [str(bool(kind)), kind or "crash"]
+    assert run.stdout.split()[-3:] == [str(bool(kind)), "memory", kind or "crash"]
     assert not kind or str(tmp_path) in run.stdout
     assert list(tmp_path.iterdir()) == []
 

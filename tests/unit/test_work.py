@@ -170,7 +170,7 @@ def test_where_the_system_ends_the_process_of_all_tasks_they_end_and_no_model_is
     """As it does where memory runs out."""
     file = tmp_path / "numbers"
     with ThreadPoolExecutor(1) as pool:
-        requests, home = [{"file": str(file)}] * 2, home_in(tmp_path, MINE="its own process")
+        requests, home = [{"file": str(file)}] * 2, home_in(tmp_path, PURPOSE="to be ended")
         running = pool.submit(done, tmp_path, "hang", *requests, home=home, jobs=1)
         wait_until(lambda: file.exists() and len(file.read_text().split()) == 2)
         grandchild, task = numbers(tmp_path)
@@ -295,7 +295,7 @@ def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Pat
 def test_a_folder_of_logs_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "logs").touch()
     with pytest.raises(UsageError, match=str(tmp_path / "logs")):
-        done(tmp_path, "echo", {}, home=home_in(tmp_path, MINE="a folder"))
+        done(tmp_path, "echo", {}, home=home_in(tmp_path, PURPOSE="to have no logs"))
 
 
 def test_where_no_more_files_can_be_opened_it_is_the_machine_and_no_verdict(tmp_path: Path) -> None:

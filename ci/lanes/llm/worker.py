@@ -47,7 +47,7 @@ def _prepare(libraries: Iterable[str], orders: Iterable[str]) -> None:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    # transformers imports it where it is installed, a third of its own time, to decode with a second model.
+    # transformers would import it to decode with a second model, in a third of its own time.
     sys.modules["sklearn"] = None  # type: ignore[assignment]
     for name in (*libraries, *sorted({ORDERS[order][0] for order in orders})):
         importlib.import_module(name)
