@@ -18,7 +18,7 @@ from ci.explain.divergence import ARRAYS, ScriptRequest, arrays_source
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
-from ci.suite.qnn_provider import OnnxModel, on_cpu
+from ci.suite.onnx_runtime import OnnxModel, on_cpu
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 NO_PLACE = OperatorAt("", "", "", "")

@@ -15,7 +15,7 @@ from ci.explain.onnx_graph import NO_PLACE, OnnxGraph, make_plain, name_of, valu
 from ci.explain.rewriting import HTP_DIMENSIONS, Batch, Match, Need, Repaired, merge, product_of, prove
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
-from ci.suite.qnn_provider import folded
+from ci.suite.onnx_runtime import folded
 
 MICROSOFT = "com.microsoft"
 

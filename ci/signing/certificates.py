@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ci.signing.headers import BadLibrary
+from ci.signing.elf_headers import BadLibrary
 from ci.signing.mbn import printable
 from provisioning.base.errors import UsageError
 

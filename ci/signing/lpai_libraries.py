@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.signing import signed_library
-from ci.signing.headers import BadLibrary
+from ci.signing.elf_headers import BadLibrary
 from provisioning import qnn_libraries
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, load

@@ -33,7 +33,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ci.child import closed
 from ci.diagnose.logs import nearest
 from ci.signing import certificates, mbn, signed_library, verification
-from ci.signing.headers import (
+from ci.signing.elf_headers import (
     PT_LOAD,
     PT_NULL,
     BadLibrary,

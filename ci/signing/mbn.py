@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ci.signing.headers import BadLibrary
+from ci.signing.elf_headers import BadLibrary
 
 ABSENT = 0xFFFFFFFF
 METADATA_SIZE = 120

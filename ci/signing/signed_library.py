@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.signing import mbn
-from ci.signing.headers import PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegment, Layout, layout
+from ci.signing.elf_headers import PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegment, Layout, layout
 from provisioning.base.errors import UsageError
 from provisioning.base.files import open_regular
 

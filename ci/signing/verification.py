@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from ci.signing import certificates, mbn, signed_library
 from ci.signing.certificates import Certificate
-from ci.signing.headers import BadLibrary, Bytes
+from ci.signing.elf_headers import BadLibrary, Bytes
 from ci.signing.signed_library import NAMELESS, Range, Signed
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Severity

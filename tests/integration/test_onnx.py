@@ -95,7 +95,7 @@ class TestCompile:
     def test_a_run_that_fails_is_not_repeated_on_the_cpu(self, model: Path, tmp_path: Path) -> None:
         import onnxruntime as ort
 
-        from ci.suite.qnn_provider import FALLBACK, session_on_htp
+        from ci.suite.onnx_runtime import FALLBACK, session_on_htp
 
         (tmp_path / "adapter.bin").write_bytes(bytes(64))
         (tmp_path / "lora.txt").write_text(f"no_such_graph;{tmp_path / 'adapter.bin'}\n")

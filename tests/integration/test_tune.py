@@ -14,8 +14,8 @@ from onnx import helper
 
 from ci.lanes.onnx import provider
 from ci.models.inputs import Sample
+from ci.suite.onnx_runtime import on_cpu
 from ci.suite.precision import precision_named
-from ci.suite.qnn_provider import on_cpu
 from tests.support.lowering_suites import environment
 from tests.support.onnx_models import model_of, write
 from tests.support.typed import typed

@@ -27,7 +27,7 @@ from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.samples import SAMPLES, ModelFiles
 from ci.lanes.onnx.searches import beyond_half, diverge
 from ci.models.inputs import save
-from ci.suite.qnn_provider import on_cpu
+from ci.suite.onnx_runtime import on_cpu
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 from tests.support.onnx_suites import order_of

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from ci.signing import lpai_signers, mbn, signed_library
-from ci.signing.headers import PT_LOAD, BadLibrary
+from ci.signing.elf_headers import PT_LOAD, BadLibrary
 from tests.support import chains
 from tests.support.mbn import container, expected_hashes, take_apart
 from tests.support.skels import Skel

@@ -11,7 +11,7 @@ from elftools.elf.enums import ENUM_E_MACHINE, ENUM_P_TYPE_BASE
 
 from ci.explain.divergence import FEW_STEPS, HALF_ROUNDS, HALF_STEP, LEAST_HALF
 from ci.lanes.llm.decoder import LARGEST_HALF
-from ci.signing.headers import EM_HEXAGON, PT_LOAD, PT_NULL
+from ci.signing.elf_headers import EM_HEXAGON, PT_LOAD, PT_NULL
 from ci.suite.accuracy import HALF_MOST
 from provisioning.base.units import EXACT_DB, decibels, in_decibels, roughly, seconds, size
 from provisioning.qnn_libraries import WINDOWS_MACHINES

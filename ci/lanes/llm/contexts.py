@@ -37,7 +37,7 @@ from ci.lanes.llm.orders import KINDS, CompileOrder, Written
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.lanes.llm.tokenizer import SETTINGS, TEMPLATE
 from ci.models.inputs import Sample
-from ci.suite.qnn_provider import (
+from ci.suite.onnx_runtime import (
     ERRORS_ONLY,
     FALLBACK,
     device,

@@ -35,7 +35,7 @@ def train() -> None:
 
 def generate() -> None:
     _prepare((*READING, *COMPILING), set(ORDERS) - {"train", "lower"})
-    importlib.import_module("ci.suite.qnn_provider").load()
+    importlib.import_module("ci.suite.onnx_runtime").load()
 
 
 def lower() -> None:

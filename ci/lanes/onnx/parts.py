@@ -92,8 +92,8 @@ from ci.suite.accuracy import (
     tie_noise,
 )
 from ci.suite.findings import BEYOND_FIX, below_usual
+from ci.suite.onnx_runtime import folded, installed_build, on_cpu
 from ci.suite.precision import Precision, precision_named
-from ci.suite.qnn_provider import folded, installed_build, on_cpu
 from ci.suite.suite_file import Thresholds
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out

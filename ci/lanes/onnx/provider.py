@@ -30,8 +30,7 @@ from ci.lanes.onnx.model_file import nodes_beside_context, opset_of, overrides_o
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.orders import Audit, Unsupported
 from ci.models.inputs import Sample
-from ci.suite.precision import Precision
-from ci.suite.qnn_provider import (
+from ci.suite.onnx_runtime import (
     FALLBACK,
     VERBOSE,
     OnnxModel,
@@ -42,6 +41,7 @@ from ci.suite.qnn_provider import (
     run,
     session_on_htp,
 )
+from ci.suite.precision import Precision
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc

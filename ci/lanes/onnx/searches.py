@@ -41,8 +41,8 @@ from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt, user_frame
 from ci.suite.accuracy import Pair, least_sqnr_db
+from ci.suite.onnx_runtime import installed_build
 from ci.suite.precision import Precision, precision_named
-from ci.suite.qnn_provider import installed_build
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
 from provisioning.components import version_in

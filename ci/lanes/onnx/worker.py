@@ -63,7 +63,7 @@ from ci.models.wheels import located
 from ci.outcome import Refused
 from ci.plain import as_json, read
 from ci.results import Key, digest_of
-from ci.suite import qnn_provider
+from ci.suite import onnx_runtime
 from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_metric
 from ci.template import in_fork
 from provisioning.base.commands import Fix
@@ -101,7 +101,7 @@ def prepare_exporting() -> None:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    qnn_provider.load()
+    onnx_runtime.load()
 
 
 def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, object]:
@@ -125,7 +125,7 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
         "problems": [as_json(problem) for problem in problems],
         "unusable": error.__cause__.rule if isinstance(error.__cause__, Unusable) else "",
         "operators": [error.refused, error.taken] if isinstance(error, NotOnProvider) else [],
-        "build_id": qnn_provider.installed_build(),
+        "build_id": onnx_runtime.installed_build(),
     }
 
 
@@ -275,14 +275,14 @@ def _run_model(request: Mapping[str, object]) -> dict[str, object]:
     (arrays,) = saved(Path(order.inputs))
     inputs = [checked(arrays, signature_of(load_graph(path)), "--input")]
     if not order.soc:
-        outputs = qnn_provider.on_cpu(path, inputs)
+        outputs = onnx_runtime.on_cpu(path, inputs)
     else:
         context, soc = read_context(path), soc_named(order.soc)
         if not order.as_it_is:
-            require_fit(context, qnn_provider.installed_build(), soc)
+            require_fit(context, onnx_runtime.installed_build(), soc)
         outputs = provider.reloaded(path, soc, order.settings, inputs, cpu=True)
     save(Path(order.outputs), outputs)
-    return as_json(RunReply(qnn_provider.installed_build()))
+    return as_json(RunReply(onnx_runtime.installed_build()))
 
 
 def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
