@@ -24,8 +24,8 @@ def inspect(path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(answer.read_text(encoding="utf-8"))
 
 
-def rules(document: dict[str, Any]) -> list[str]:
-    return [finding["rule"] for finding in document["findings"]]
+def problems(document: dict[str, Any]) -> list[str]:
+    return [f"{finding['rule']}: {finding['subject']}" for finding in document["findings"]]
 
 
 def test_a_healthy_app_passes_and_its_libraries_are_listed(tmp_path: Path) -> None:
@@ -41,46 +41,52 @@ LIB = "lib/arm64-v8a"
 SPOILED: dict[str, tuple[dict[str, bytes | None], str]] = {
     "a stub of another SDK": (
         {"libQnnHtpV75Stub.so": library("libQnnHtpV75Stub.so", build=OTHER_BUILD)},
-        "package-mixed",
+        "package-mixed: QNN",
     ),
-    "a skel of another SDK": ({"libQnnHtpV75Skel.so": skel(75, OTHER_BUILD).encode()}, "package-mixed"),
-    "no skel": ({"libQnnHtpV75Skel.so": None}, "package-missing"),
-    "no stub": ({"libQnnHtpV75Stub.so": None}, "package-missing"),
+    "a skel of another SDK": (
+        {"libQnnHtpV75Skel.so": skel(75, OTHER_BUILD).encode()},
+        "package-mixed: QNN",
+    ),
+    "no skel": ({"libQnnHtpV75Skel.so": None}, "package-missing: libQnnHtpV75Stub.so"),
+    "no stub": ({"libQnnHtpV75Stub.so": None}, "package-missing: libQnnHtpV75Skel.so"),
     "neither stub nor skel": (
         {"libQnnHtpV75Stub.so": None, "libQnnHtpV75Skel.so": None},
-        "package-missing",
+        "package-missing: libQnnHtp.so",
     ),
-    "no System": ({"libQnnSystem.so": None}, "package-missing"),
-    "a library that is cut short": ({"libQnnSystem.so": library("libQnnSystem.so")[:70]}, "package-damaged"),
+    "no System": ({"libQnnSystem.so": None}, "package-missing: HTP"),
+    "a library that is cut short": (
+        {"libQnnSystem.so": library("libQnnSystem.so")[:70]},
+        f"package-damaged: {LIB}/libQnnSystem.so",
+    ),
     "a library of another machine": (
         {"libnet.so": library("libnet.so").replace(b"\xb7\0", b"\x3e\0", 1)},
-        "package-abi",
+        f"package-abi: {LIB}/libnet.so",
     ),
     "a library that is not there": (
         {"libnet.so": library("libnet.so", "libc++_shared.so")},
-        "package-missing",
+        f"package-missing: {LIB}/libnet.so",
     ),
 }
 
 
 @pytest.mark.parametrize("spoiled", SPOILED)
 def test_what_is_wrong_is_one_error(spoiled: str, tmp_path: Path) -> None:
-    changes, rule = SPOILED[spoiled]
+    changes, problem = SPOILED[spoiled]
     libraries = {name: data for name, data in {**qnn(), **changes}.items() if data is not None}
     code, document = inspect(package(tmp_path / "app.apk", in_abi(libraries)))
-    assert (code, rules(document)) == (1, [rule])
+    assert (code, problems(document)) == (1, [problem])
     assert all(finding["fix"] for finding in document["findings"])
 
 
 def test_a_chip_that_the_app_cannot_serve_is_an_error(tmp_path: Path) -> None:
     code, document = inspect(package(tmp_path / "app.apk", in_abi(qnn())), "--soc", "SM8750")
-    assert (code, rules(document)) == (1, ["package-missing"])
+    assert (code, problems(document)) == (1, ["package-missing: SM8750"])
 
 
 def test_a_package_without_qnn_is_an_error(tmp_path: Path) -> None:
     app = package(tmp_path / "app.apk", in_abi({"libnet.so": library("libnet.so", build="")}))
     code, document = inspect(app)
-    assert (code, rules(document)) == (1, ["package-empty"])
+    assert (code, problems(document)) == (1, [f"package-empty: {app}"])
 
 
 @pytest.mark.parametrize(
@@ -122,15 +128,18 @@ def test_a_healthy_folder_for_genie_passes(genie: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "rule"),
+    ("spoil", "problem"),
     [
-        (lambda folder: (folder / "part_1.bin").unlink(), "package-missing"),
-        (lambda folder: (folder / "genie_config.json").write_text("{}"), "package-damaged"),
+        (lambda folder: (folder / "part_1.bin").unlink(), "package-missing: genie_config.json"),
+        (
+            lambda folder: (folder / "genie_config.json").write_text("{}"),
+            "package-damaged: genie_config.json",
+        ),
     ],
 )
 def test_a_folder_for_genie_that_contradicts_itself(
-    spoil: Callable[[Path], object], rule: str, genie: Path
+    spoil: Callable[[Path], object], problem: str, genie: Path
 ) -> None:
     spoil(genie)
     code, document = inspect(genie)
-    assert (code, rules(document)) == (1, [rule])
+    assert (code, problems(document)) == (1, [problem])

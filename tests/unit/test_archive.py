@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ def everything(name: str) -> str | None:
 def unpacked(tmp_path: Path, *items: Item, **options: Any) -> dict[str, tuple[str, int, bytes]]:
     archive.extract(save(tmp_path / "a.zip", *items, **options), tmp_path / "out", everything)
     return tree(tmp_path / "out")
+
+
+@pytest.mark.parametrize("most", [5, 4])
+def test_as_many_bytes_and_members_are_unpacked_as_may_be_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    path = save(tmp_path / "a.zip", folder("d/"), Item("d/f", b"12"), Item("g", b"345"))
+    for name, size, members in (("bytes", most, 9), ("members", 9, most - 2)):
+        monkeypatch.setattr(archive, "MOST_MEMBERS", members)
+        with pytest.raises(ArchiveError) if most == 4 else nullcontext():
+            archive.extract(path, tmp_path / name, everything, most_bytes=size)
 
 
 class TestWhatIsKept:

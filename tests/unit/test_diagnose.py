@@ -117,11 +117,23 @@ def test_the_answer_is_the_earliest_cause_and_later_ones_are_named(
         lambda text: re.sub("^", "runner-1  | ", text, flags=re.MULTILINE).encode(),
         lambda text: text.replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;").encode(),
         lambda text: ("a step of a build\n" * 400_000 + text).encode(),
+        lambda text: text.replace("Stub lib", "STUB LIB").encode(),
         lambda text: re.sub(
             "^", "11-27 10:00:02.011  4711  4730 E app : ", text, flags=re.MULTILINE
         ).encode(),
     ],
-    ids=["utf-16", "crlf", "github", "colours", "quoted", "container", "escaped", "long", "logcat"],
+    ids=[
+        "utf-16",
+        "crlf",
+        "github",
+        "colours",
+        "quoted",
+        "container",
+        "escaped",
+        "long",
+        "capitals",
+        "logcat",
+    ],
 )
 def test_a_failure_is_explained_however_the_log_was_written(written: Callable[[str], bytes]) -> None:
     assert first(written(f"{STUB}\n{END}\n")) == "stub-mismatch"
@@ -143,6 +155,11 @@ def test_what_a_program_says_in_another_language_is_trouble(said: str, name: str
         (0x36B1, 14001, "QNN_DEVICE_ERROR_INVALID_CONFIG"),
         (0x1234_0000_36B1, 14001, "QNN_DEVICE_ERROR_INVALID_CONFIG"),
         (99999, 99999, ""),
+        (1000, 1000, "QNN_COMMON_ERROR_NOT_SUPPORTED"),
+        (-1, 0xFFFF_FFFF, ""),
+        (-(1 << 31), 1 << 31, ""),
+        (0xFFFF_FFFF, 0xFFFF_FFFF, ""),
+        (1 << 32, 0, ""),
     ],
 )
 def test_a_code_is_named_however_it_is_written(written: int, code: int, name: str) -> None:

@@ -93,10 +93,11 @@ def test_a_broken_transfer_goes_on_where_it_stopped(fault: Reply, into: Path, pa
     ("reply", "size"),
     [
         (Reply(body=b"<html>sign in</html>", headers={"Content-Type": "text/html; charset=utf-8"}), None),
+        (Reply(body=b"<html>sign in</html>", headers={"Content-Type": "Application/XHTML+XML"}), None),
         (Reply(body=b""), None),
         (Reply(body=BODY[:HALF], chunked=True), len(BODY)),
     ],
-    ids=["a page", "nothing", "a part of it"],
+    ids=["a page", "a page of XML", "nothing", "a part of it"],
 )
 def test_what_is_not_the_file_is_not_kept_though_no_hash_says_so(
     reply: Reply, size: int | None, into: Path, patience: Patience

@@ -92,17 +92,11 @@ def test_a_second_compile_is_for_phones_that_want_it() -> None:
     [
         ("fp16", asked(build_id="v2.52.0.270101000000"), "2.52.0"),
         ("fp16", asked(us=99), "99"),
-        ("fp16", asked(us=20_000, second=10_000), "20,000"),
+        ("fp16", asked(us=10_001), "10,001"),
         ("fp16", asked(estimates={}, refused={"QCS9100": "it has no Mod"}), "no Mod"),
-        ("fp16", asked(operators={"Conv": 1, "Gelu": 1}), "Gelu"),
+        ("fp16", asked(operators={"Conv": 8, "Gelu": 1}), "Gelu"),
     ],
-    ids=[
-        "another QNN",
-        "too small",
-        "too large",
-        "refused",
-        "other kind",
-    ],
+    ids=["another QNN", "too small", "too large", "refused", "other kind"],
 )
 def test_what_is_not_like_the_fitted_models_has_no_forecast(
     precision: str, given: QnnEstimates, named: str
@@ -110,6 +104,11 @@ def test_what_is_not_like_the_fitted_models_has_no_forecast(
     found = forecasted(precision, given)
     assert not found.forecasts
     assert named in found.withheld
+
+
+@pytest.mark.parametrize("given", [asked(100), asked(10_000), asked(operators={"Conv": 9, "Gelu": 1})])
+def test_the_ends_of_what_was_fitted_are_like_it(given: QnnEstimates) -> None:
+    assert len(forecasted("8a8w", given).forecasts) == 2
 
 
 @pytest.mark.parametrize("field", ["graphs", "uncosted"])

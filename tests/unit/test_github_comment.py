@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import threading
 import zipfile
@@ -19,7 +20,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ci.github import comment
-from ci.report.changes import MOST_BYTES, Changes, changes_of
+from ci.report.changes import MOST_BYTES, Changes, What, changes_of, is_worse
+from ci.suite.accepted import load_tolerances
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import MANIFESTS, ROOT
@@ -147,16 +149,15 @@ def report(**programs: Any) -> Report:
 # What is found
 
 
-def test_what_became_worse_is_found_and_what_is_within_its_tolerance_is_not() -> None:
+def test_what_became_worse_is_found_and_what_became_better_is_not() -> None:
     before = row(0, ddr_read=1e6, pte_bytes=1e6, sqnr_db=30.0, agreement=1.0)
     now = {
         "worse": row(1, ddr_read=2e6, pte_bytes=2e6, sqnr_db=28.0, agreement=0.9),
-        "near": row(0, ddr_read=1.01e6, pte_bytes=1.01e6, sqnr_db=29.5, agreement=0.995),
         "better": row(0, ddr_read=1e5, pte_bytes=1e5, sqnr_db=60.0, agreement=1.0),
         "new": row(sqnr_db=1.0),
         "\ud800\n::error::x": row(pte_bytes=1e6),
     }
-    earlier = {**dict.fromkeys(["worse", "near", "better"], before), "removed": before, "": before}
+    earlier = {**dict.fromkeys(["worse", "better"], before), "removed": before, "": before}
     found = changes_of([report(**now)], [report(**earlier)])
     assert {entry.program for entry in found.changes} == {"worse"} and found.worse == 1
     assert Changes.model_validate_json(found.as_json()) == found
@@ -164,7 +165,24 @@ def test_what_became_worse_is_found_and_what_is_within_its_tolerance_is_not() ->
     assert [entry.what for entry in found.changes] == expected
     assert (found.changes[3].before, found.changes[3].now) == (1e6, 2e6)
     # What one side alone has is no good news.
-    assert (found.compared, found.not_compared) == (3, 4)
+    assert (found.compared, found.not_compared) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "most"),
+    [
+        ("cpu_operators", 2, 2),
+        ("ddr_read", 1e6, 1_024_096),
+        ("pte_bytes", 1e6, 1_058_192),
+        ("sqnr_db", 30.0, 29.0),
+        ("agreement", 0.5, 0.49),
+    ],
+)
+def test_a_figure_at_its_tolerance_is_not_worse_and_the_next_one_is(
+    what: What, before: float, most: float
+) -> None:
+    worse = math.nextafter(most, -math.inf if most < before else math.inf)
+    assert [is_worse(what, before, now, load_tolerances()) for now in (most, worse)] == [False, True]
 
 
 def test_the_file_is_never_too_large_for_the_job_that_reads_it() -> None:

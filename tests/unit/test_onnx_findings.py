@@ -100,9 +100,9 @@ class TestChanged:
         ("figures", "finding"),
         [
             (AGREED, None),
-            ({"sqnr_db": 29.5, "reference_sqnr_db": 50.9}, None),
+            ({"sqnr_db": 29.0, "reference_sqnr_db": 50.9}, None),
             ({**AGREED, "reference_sqnr_db": 60.0}, None),
-            ({**AGREED, "sqnr_db": 20.0}, ("onnx-changed", Severity.ERROR)),
+            ({**AGREED, "sqnr_db": 28.99}, ("onnx-changed", Severity.ERROR)),
             ({"sqnr_db": 40.0, "reference_sqnr_db": 40.0}, ("onnx-changed", Severity.ERROR)),
             ({"sqnr_db": 30.0}, ("onnx-changed", Severity.ERROR)),
             ({**AGREED, "sqnr_db": float("nan")}, ("onnx-changed", Severity.ERROR)),

@@ -161,12 +161,14 @@ def test_options_go_to_where_they_belong() -> None:
     options: dict[str, Value] = {
         "htp_performance_mode": "burst",
         "extended_udma": True,
+        "vtcm_mb": 8,
         "ep.context_node_name_prefix": "a_",
     }
     assert as_json(settings_of(options, soc=SM8650, embed=False)) == {
-        "provider": {"htp_performance_mode": "burst", "extended_udma": "1"},
+        "provider": {"htp_performance_mode": "burst", "extended_udma": "1", "vtcm_mb": "8"},
         "session": {"ep.context_node_name_prefix": "a_"},
     }
+    assert settings_of({"htp_bf16_enable": 1, "vtcm_mb": 1}, soc=soc_named("SC8480XP"), embed=False)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ci.one_model.model import (
     PYTORCH,
     Language,
     ModelLane,
+    OneModel,
     model_to_compile,
     one_model_of,
 )
@@ -70,7 +71,8 @@ def test_a_command_for_one_model_has_the_models_lane(
 ) -> None:
     ask = one_model_of(parsed(verb, model, *more, "--calibrate", "samples", "--soc", "SM8750"))
     assert (ask.typed, ask.lane, ask.calibrate, ask.selection.soc) == (model, lane, "samples", "SM8750")
-    assert ask.work.cache and ask.options == ask.dimensions == () and not ask.per_channel
+    flags = {name for name in OneModel.__slots__ if getattr(ask, name) is True}
+    assert flags == {"verify", "search"} and ask.work.cache and ask.options == ask.dimensions == ()
 
 
 @pytest.mark.parametrize(

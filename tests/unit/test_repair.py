@@ -75,7 +75,7 @@ def alike(share: float) -> Outcome:
         ),
         ({"net": Outcome("dies"), "helps-harms": RED, "helps": RED, "harms": RED}, ["helps"], 1),
         # Nothing is worse for it, and nothing better.
-        ({"net": green(40), "helps-harms": green(40.2), "helps": green(40.2), "harms": green(40)}, [], 0),
+        ({"net": green(40), "helps-harms": green(41), "helps": green(41), "harms": green(39)}, [], 0),
         ({"net": green(20), "helps-harms": green(40), "helps": green(40), "harms": green(20)}, ["helps"], 0),
         (
             {"net": Outcome("one"), "helps-harms": Outcome("other"), "helps": Outcome("other")},

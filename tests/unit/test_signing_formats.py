@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,11 @@ def test_metadata_has_the_public_layout() -> None:
     assert (read.serials, read.soc_versions, read.anti_rollback, read.note) == ((0xAB,), (9, 10), 3, "n")
     with pytest.raises(BadLibrary, match="120"):
         mbn.parse_metadata(packed[:119])
+    full = mbn.Metadata(soc_versions=(*range(1, 13),), serials=(*range(20, 28),))
+    assert struct.unpack_from("<30I", full.pack())[8:28] == (*range(1, 13), *range(20, 28))
+    for more in (replace(full, soc_versions=(1,) * 13), replace(full, serials=(1,) * 9)):
+        with pytest.raises(ValueError, match="at most"):
+            more.pack()
 
 
 @pytest.mark.parametrize("bits", [32, 64])

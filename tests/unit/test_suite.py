@@ -50,12 +50,16 @@ class TestModel:
     def test_chips_asked_for_take_the_place_of_the_runs_own(self, tmp_path: Path) -> None:
         assert [program.soc for program in programs_of(_suite(tmp_path), ["SM8850"])] == ["SM8850"]
 
+    def test_an_input_may_be_one_value(self, tmp_path: Path) -> None:
+        text = MINE.replace("factory", "inputs = [{ shape = [1], low = 1 }]\nfactory", 1)
+        assert programs_of(_suite(tmp_path, text))[0].case.inputs[0].low == 1.0
+
     @pytest.mark.parametrize(
         ("old", "new", "says"),
         [
             ('"SM8750"]', '"SM9999"]', "SM9999"),
             ("factory =", 'backend = "dsp"\nfactory =', "backend"),
-            ("factory =", "inputs = [{ shape = [1], low = 2 }]\nfactory =", "low"),
+            ("factory =", "inputs = [{ shape = [1], low = 1.01 }]\nfactory =", "low"),
             (
                 "factory =",
                 'inputs = [{ shape = [1], dtype = "int32", low = 0.5 }]\nfactory =',

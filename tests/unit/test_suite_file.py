@@ -11,6 +11,7 @@ from ci.gate.table import gate_table
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.onnx.suite import SUITES as ONNX
+from ci.models.own_packages import Needs
 from ci.suite.accepted import load_baseline
 from ci.suite.programs import Suites
 from ci.suite.suite_file import lanes, lanes_of
@@ -81,6 +82,26 @@ class TestOneFile:
         lowered, compiled = EXECUTORCH.programs_of(path)[0], ONNX.programs_of(path)[0]
         assert (lowered.case.inferences, compiled.case.inferences, lowered.delegates) == (3, 3, 2)
         assert compiled.order.run["precision"] == "u8u8"
+
+    def test_its_packages_are_those_that_it_names_or_else_those_of_the_variable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "mine").mkdir()
+        for name in ("own.txt", "shared.txt", "mine/setup.cfg"):
+            (tmp_path / name).touch()
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("QNN_CI_REQUIREMENTS", "shared.txt")
+        for line, requirements, project in (
+            ("", "shared.txt", None),
+            ('requirements = "own.txt"', "own.txt", None),
+            ('project = "mine"\nvariables = ["KEY"]', "shared.txt", tmp_path / "mine"),
+        ):
+            program = EXECUTORCH.programs_of(written(tmp_path, THREE.replace("2\n", f"2\n{line}\n", 1)))[0]
+            variables = ("KEY",) if project else ()
+            assert program.needs == Needs(tmp_path / requirements, project, variables)
+        monkeypatch.setenv("QNN_CI_REQUIREMENTS", "missing.txt")
+        with pytest.raises(UsageError):
+            EXECUTORCH.programs_of(written(tmp_path))
 
     @pytest.mark.parametrize(
         ("old", "new", "key", "fix"),

@@ -198,7 +198,8 @@ def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
 
 def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:
     goal = Goal(15.0)
-    found = point(frozenset(), {"sqnr_db": 16.0, "slice_sqnr_db": 16.0}, {})
+    found = point(frozenset(), {"sqnr_db": 15.0, "slice_sqnr_db": 15.0}, {})
+    assert not goal.accepts(with_figure(found, "sqnr_db", 14.99))
     assert goal.accepts(found) and not goal.accepts(with_figure(found, "slice_sqnr_db", 3.0))
 
 

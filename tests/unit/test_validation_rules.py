@@ -367,6 +367,7 @@ SILENT: list[tuple[str, Arrange]] = [
     ("library-name", placed(f"lib/{X86}/libX.so", Library(soname="libX.so.1"))),
     ("needed-resolved", host("libX.so", needed=("libQnnSystem.so",), runpath="$ORIGIN")),
     ("symbol-versions", host("libX.so", versions={"libc.so.6": ["GLIBC_2.2.5"]})),
+    ("soc-known", changed(socs={"new": soc_named("SM7950").model_copy(update={"least_qnn": BUILD[1:]})})),
 ]
 
 
