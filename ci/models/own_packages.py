@@ -274,13 +274,19 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
             )
     flags = ("-e ", "--index", "--extra")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(flags)]
-    entries = [entry for entry in entries_in("\n".join(lines)) if entry.name not in pins]
     by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
-    (home / "own.in").write_text(
-        "".join(f"{entry.line}\n" for entry in entries if not CUDA_ONLY.fullmatch(entry.name)), "utf-8"
-    )
-    # Of these alone: where an index has no hash of a wheel, uv unpacks it, and torch has 700 MB.
-    entries = entries_in(_compiled(needs, home, [*builds, "--no-deps", "--generate-hashes"], "own.in"))
+    # Of own packages alone: where an index has no hash of a wheel, uv unpacks it, and torch has 700 MB. With
+    # --no-deps it would leave such a hash out.
+    own, others = list[str](), list[str]()
+    for entry in entries_in("\n".join(lines)):
+        if entry.name in pins or CUDA_ONLY.fullmatch(entry.name):
+            others.append(f"{entry.name} ; sys_platform == 'none'\n")
+        else:
+            own.append(f"{entry.line}\n")
+    (home / "own.in").write_text("".join(own), "utf-8")
+    (home / "overrides.txt").write_text("".join([*own, *others]), "utf-8")
+    options = [*builds, "--override", "overrides.txt", "--generate-hashes"]
+    entries = entries_in(_compiled(needs, home, options, "own.in"))
     _require_first_index([entry for entry in entries if entry.name not in by_author], needs, home)
     return [replace(row, hashes=by_author.get(row.name, row.hashes)) for row in entries]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -102,6 +103,19 @@ def test_what_is_pinned_is_not_installed_again(tmp_path: Path, store: Path) -> N
     )
     assert seen.stdout.strip() == locked_versions()["numpy"], seen.stderr
     assert list(own.variables) == [LOCKED]
+
+
+def test_what_needs_a_pinned_package_is_installed_alone_by_its_hash(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = "acme_ops-1.0-py3-none-any.whl"
+    metadata = "Metadata-Version: 2.1\nName: acme-ops\nVersion: 1.0\nRequires-Dist: numpy\n"
+    content = make_wheel(wheel, more={"acme_ops-1.0.dist-info/METADATA": metadata})
+    (tmp_path / wheel).write_bytes(content)
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    own = installed(requirements(tmp_path, "acme-ops\n"), store)
+    assert own.folder and own.versions == {"acme-ops": "1.0"}
+    assert hashlib.sha256(content).hexdigest() in (own.folder.parent / "resolved.txt").read_text()
 
 
 def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:

@@ -100,6 +100,7 @@ def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
     assert {finding.rule for finding in found} == {"parity-target-missing"}, found
     lines = MAPPING.read_text(encoding="utf-8").splitlines()
     assert {lines[finding.place.line - 1] for finding in found} == {"[[pairs]]"}
+    assert all(lines[finding.place.line] == f'name = "{finding.where}"' for finding in found)
 
 
 ARCHIVE_CMAKE = f"{ANDROID}/CMakeLists.txt"

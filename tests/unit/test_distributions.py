@@ -113,6 +113,11 @@ def test_a_file_that_has_just_changed_is_neither_remembered_nor_believed(tmp_pat
     assert digests.Digests(store).of(file) == right
 
 
+def test_each_folder_has_its_own_packages(site: Path, tmp_path: Path) -> None:
+    install(other := tmp_path / "other", "more", "2.0", {"more.py": ""})
+    assert {"part", "more"} <= installed((str(site), str(other)), [], tmp_path / "store").keys()
+
+
 def test_where_and_when_it_was_installed_is_no_matter(site: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "site-packages"
     install(other, "part", "1.0", {"part/__init__.py": "x = 1"})

@@ -251,7 +251,7 @@ def test_a_redirect_to_a_file_is_the_server_s_fault(into: Path, patience: Patien
 
 
 def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Path) -> None:
-    local = tmp_path / "local.bin"
+    local = tmp_path / "local file.bin"
     local.write_bytes(OTHER)
     with pytest.raises(IntegrityError, match=SHA):
         fetch(local.as_uri(), into, sha256=SHA, size=None, name="local.bin")
