@@ -20,7 +20,7 @@ import torch  # first: who imports transformers without it has none of its model
 from safetensors.torch import load_file, save_file
 
 from ci.__main__ import VERBS
-from ci.lanes.llm import measure
+from ci.lanes.llm import measure, worker
 from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_architecture
 from ci.lanes.llm.contexts import LayerPart, cpu_step
 from ci.lanes.llm.decoder import load_decoder, require_halves
@@ -74,6 +74,19 @@ OF_EXECUTORCH = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def frozen() -> None:
     """What earlier tests imported stays: the product looks for garbage after each reading and each export."""
     gc.freeze()
+
+
+def test_a_worker_finds_scikit_learn_only_after_what_it_reads_models_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reading.py").write_text(
+        "from importlib.util import find_spec\nSPEC = find_spec('sklearn')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.setattr(worker, "READING", ["reading"])
+    worker.train()
+    assert sys.modules["reading"].SPEC is None and "sklearn" not in sys.modules
 
 
 LLAMA_3 = (

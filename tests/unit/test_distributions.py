@@ -118,6 +118,15 @@ def test_each_folder_has_its_own_packages(site: Path, tmp_path: Path) -> None:
     assert {"part", "more"} <= installed((str(site), str(other)), [], tmp_path / "store").keys()
 
 
+def test_where_a_project_lies_that_is_installed_editable_is_no_matter(tmp_path: Path) -> None:
+    keys = []
+    for project in (tmp_path / "clone", tmp_path / "other"):
+        (folder := project / "site-packages").mkdir(parents=True)
+        (folder / "net.pth").write_text(f"{project}/src")
+        keys.append(installed((str(folder),), [], tmp_path / "store", project))
+    assert keys[0] == keys[1]
+
+
 def test_where_and_when_it_was_installed_is_no_matter(site: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "site-packages"
     install(other, "part", "1.0", {"part/__init__.py": "x = 1"})
