@@ -16,6 +16,7 @@ from ci.lanes.executorch import steps as compiling
 from ci.lanes.executorch.steps import compile_programs
 from ci.lanes.executorch.suite import programs_of
 from ci.outcome import Result
+from tests.support.journey_files import SUITE
 from tests.support.lowering import plan_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long("exports a model for each change")]
@@ -50,18 +51,6 @@ def annotate(graph):
     rules.none(graph)
 """
 
-SUITE = """\
-schema = 2
-
-[case.net]
-factory = "net:make"
-
-[[case.net.run]]
-lane = "executorch"
-precision = "8a8w"
-socs = ["SM8650"]
-"""
-
 
 class World:
     """A repository with a suite of one model, and a store."""
@@ -74,7 +63,7 @@ class World:
         self.write("layers.py", "FACTOR = 2.0\n")
         self.write("annotation.py", ANNOTATE)
         self.write("rules.py", "def none(graph):\n    pass\n")
-        self.write("suite.toml", SUITE)
+        self.write("suite.toml", SUITE.replace("net:model", "net:make"))
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)

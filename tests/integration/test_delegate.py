@@ -5,46 +5,30 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ci.lanes.upstream.accepted import load_tests
 from provisioning.base.findings import Report, Severity
-from tests.support.runner import dist, runner_reports
-from tests.support.sdk import sdk_root
+from tests.support.runner import dist, file_store, runner_reports
 from tests.support.typed import typed
 
-__all__ = ["dist", "runner_reports"]
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
-
+__all__ = ["dist", "file_store", "runner_reports"]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600), pytest.mark.usefixtures("file_store")]
 
 ONE = "*TestQNNQuantizedOperator.test_qnn_backend_abs"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def store(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all tests: it remembers which tests the suite has."""
-    sdk_root()  # from the user's own
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QNN_CI_STORE", str(tmp_path_factory.mktemp("store")))
-        yield
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}
-
-
 def delegate(base: Path, *flags: str, **variables: str) -> tuple[int, Report]:
-    done = typed("test_delegate", *flags, "--reports", base / "reports", env=environment() | variables)
+    done = typed("test_delegate", *flags, "--reports", base / "reports", env={**os.environ, **variables})
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, Report.read(base / "reports" / "test_delegate.json")
 
 
 @pytest.mark.whole
 def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path: Path) -> None:
-    done = typed("test_delegate", "--list", "--reports", tmp_path / "reports", env=environment())
+    done = typed("test_delegate", "--list", "--reports", tmp_path / "reports")
     tests = [line.split()[2] for line in done.stdout.splitlines()[:-1]]
     recorded = load_tests("delegate", "wheels", "SM8650").tests
     assert (len(tests), set(tests)) == (374, set(recorded))

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,11 @@ from lab.operators.tests_verb import NAMES
 from lab.operators.value_cases import cases, chains
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
-from tests.support.runner import dist, runner_reports
+from tests.support.runner import dist, file_store, runner_reports
 from tests.support.sdk import sdk_root
 
-__all__ = ["dist", "runner_reports"]
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+__all__ = ["dist", "file_store", "runner_reports"]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600), pytest.mark.usefixtures("file_store")]
 
 
 NAMED = """
@@ -38,22 +38,11 @@ print(json.dumps(names))
 """Prints the operators that the partitioner knows: with a builder, or in one of its lists."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def store(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all tests: it remembers which tests the suite has."""
-    sdk_root()  # from the user's own
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QNN_CI_STORE", str(tmp_path_factory.mktemp("store")))
-        yield
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}
-
-
 def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lab", "operator_tests", *words, "--reports", str(folder / "reports")]
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    # The laboratory's tests begin without the user's variables.
+    environment = {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def recorded(base: Path, suite: str) -> Mapping[str, MeasuredTest]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from filelock import FileLock
 from ci.runner import DIST
 from provisioning.base.settings import ROOT
 from provisioning.dist import OURS
-from tests.support.sdk import qnn_environment
+from tests.support.sdk import qnn_environment, sdk_root
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,15 @@ def runner_reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dist(runner_reports: Path) -> Path:
     return DIST / OURS
+
+
+@pytest.fixture(scope="module")
+def file_store(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One store for all tests of a file: it remembers which tests a suite of ExecuTorch has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QNN_SDK_ROOT", str(sdk_root()))  # from the user's own
+        patch.setenv("QNN_CI_STORE", str(tmp_path_factory.mktemp("store")))
+        yield
 
 
 MAKE_PROGRAMS = """

@@ -29,6 +29,7 @@ from ci.suite.options import Choice, stage_options
 from ci.suite.suite_file import precision_text
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import ManifestError, UsageError
+from tests.support.journey_files import SUITE
 from tests.support.typed import parsed
 
 STAGES = [LOWERING, EMULATION, onnx_verb, llm_verb]
@@ -99,20 +100,9 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     assert model_to_compile(args).work.timeout == TIMEOUT
 
 
-SUITE = """\
-schema = 2
-[case.net]
-factory = "net:make"
-[[case.net.run]]
-lane = "executorch"
-{precision}
-socs = ["SM8650"]
-"""
-
-
 def suite(folder: Path, precision: str = 'precision_file = "net.precision.toml"') -> Path:
     path = folder / "suite.toml"
-    path.write_text(SUITE.format(precision=precision))
+    path.write_text(SUITE.replace('precision = "8a8w"', precision))
     return path
 
 
