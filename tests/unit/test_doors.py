@@ -167,7 +167,7 @@ PROGRAMS: dict[str, Content] = {
     "NUL.onnx": lambda folder: model_with(folder, OWN, b"a\0b//////////////"),
     "cut.dlc": zipped({"model": b"x" * 99})[:-30],
     "other.dlc": zipped({EVIL: b""}),
-    "names.so": lambda _: hostile.nested_names(8_000),
+    "names.so": lambda _: hostile.nested_names(16_000),
     "notes.so": lambda _: hostile.notes(1_000_000),
     "circles.so": lambda _: hostile.circles(3000),
     "headers nowhere.so": patched(Library().encode(), 32, "<Q", 1 << 62),
