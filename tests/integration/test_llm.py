@@ -509,6 +509,28 @@ def test_genies_decode_is_quantized_by_all_that_prefill_reads(
     assert decode < 2 * prefill
 
 
+def test_an_input_that_one_part_has_as_integers_is_a_float_where_another_does_not_use_it(
+    tmp_path: Path,
+) -> None:
+    """As the rope of Gemma's local layers in a part that has none: `check` ended in an error of its own."""
+    from onnx import parser, save
+
+    graphs = (
+        "(float[1] x, float[1] rope) => (float[1] hidden_1) { hidden_1 = Neg(x) }",
+        "(float[1] hidden_1, uint16[1] rope) => (float[1] logits) <float s = {0.5}, uint16 z = {4}>"
+        "{ turned = DequantizeLinear(rope, s, z) logits = Add(hidden_1, turned) }",
+    )
+    for number, graph in enumerate(graphs):
+        model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 21]> graph{number} {graph}')
+        save(model, tmp_path / f"decode_{number}_cpu.onnx")
+    sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 2, "calibration": [TOKENS]}
+    sizes |= {"model": "", "into": str(tmp_path), "soc": "SM8650", "through": GENIE}
+    order = CompileOrder(precision="16a8w", **sizes)
+    inputs = {"x": np.array([3], np.float32), "rope": np.array([8], np.float32)}
+    shape = read_architecture(write_checkpoint(tmp_path / "model", **PLAIN))
+    assert cpu_step(order, shape, "decode", [0, 1])(inputs)["logits"] == [5]
+
+
 def planted(name: str, values: Array) -> Array:
     """What the stand-in below makes of an output."""
     return values

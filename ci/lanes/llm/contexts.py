@@ -206,31 +206,30 @@ def cpu_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequenc
     return _step(graphs, _encodings(order, kind, parts))
 
 
-def _encodings(order: CompileOrder, kind: str, parts: Sequence[int]) -> dict[str, Encoding]:
-    encodings: dict[str, Encoding] = {}
-    for part in parts if order.quantized else ():
-        encodings |= edge_encodings(Path(order.into, on_cpu_name(kind, part)))
-    return encodings
+def _encodings(order: CompileOrder, kind: str, parts: Sequence[int]) -> list[Mapping[str, Encoding]]:
+    return [
+        edge_encodings(Path(order.into, on_cpu_name(kind, part))) if order.quantized else {} for part in parts
+    ]
 
 
-def _step(sessions: Sequence[Any], encodings: Mapping[str, Encoding]) -> Step:
-    """Parts one after the other, of which each reads what the one before has computed."""
+def _step(sessions: Sequence[Any], encodings: Sequence[Mapping[str, Encoding]]) -> Step:
+    """Parts one after the other, of which each reads what the one before has computed, and all else as it has
+    it: an input that one part has as integers is a float where another does not use it."""
 
     def step(inputs: Sample) -> Sample:
-        tensors = {
-            name: encodings[name].integers(values) if name in encodings else values
-            for name, values in inputs.items()
-        }
-        outputs = Sample()
-        for session in sessions:
+        computed, outputs = Sample(), Sample()
+        for session, own in zip(sessions, encodings, strict=True):
+            feed = Sample()
+            for name in (value.name for value in session.get_inputs()):
+                if name in computed:
+                    feed[name] = computed[name]
+                else:
+                    feed[name] = own[name].integers(inputs[name]) if name in own else inputs[name]
             names = [value.name for value in session.get_outputs()]
-            feed = {value.name: tensors[value.name] for value in session.get_inputs()}
-            outputs |= zip(names, session.run(names, feed), strict=True)
-            tensors |= outputs
-        return {
-            name: encodings[name].floats(values) if name in encodings else values.astype(np.float32)
-            for name, values in outputs.items()
-        }
+            for name, values in zip(names, session.run(names, feed), strict=True):
+                computed[name] = values
+                outputs[name] = own[name].floats(values) if name in own else values.astype(np.float32)
+        return outputs
 
     return step
 
