@@ -49,7 +49,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def one_template() -> Iterator[None]:
     """One process makes the imports for the work of all tests of a file."""
-    from ci.work import sharing_templates
+    from ci.work.schedule import sharing_templates
 
     with sharing_templates():
         yield

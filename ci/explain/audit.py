@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ci.artifacts.compiler_log import Traffic
 from ci.operators import CpuOperator
-from ci.plain import as_json
+from ci.work.plain import as_json
 from provisioning.base.units import aligned
 
 FAILED = "does not compile"

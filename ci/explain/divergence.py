@@ -25,9 +25,9 @@ from ci.explain.losses import FOREVER
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.operators import Traits
-from ci.outcome import Failure
-from ci.plain import Facts
 from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
+from ci.work.outcome import Failure
+from ci.work.plain import Facts
 from provisioning.base.commands import captured
 from provisioning.base.files import replace_text
 from provisioning.base.rendering import plural

@@ -163,7 +163,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path) -> Report:
 def death(stage: str, code: int, log: Path, command_line: str, problem: str = "") -> Finding:
     """Why a stage ended without a report, by its exit code and its log."""
     from ci.diagnose.logs import read
-    from ci.outcome import how_it_ended, of_ending, tail
+    from ci.work.outcome import how_it_ended, of_ending, tail
 
     text = tail(log, READ)
     result = read(text)

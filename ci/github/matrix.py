@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.jobs import Job
 from ci.lanes.executorch.verb import SUITE
 from ci.suite.options import add_choice, check, shard
+from ci.work.jobs import Job
 from provisioning.base.command_line import Parser, count, valued
 from provisioning.base.commands import repeated
 from provisioning.base.selection import add_selection, selection_of

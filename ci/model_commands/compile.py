@@ -69,7 +69,7 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
 def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite: Path | None) -> int:
     """Compile for each precision; of several, whatever becomes of the others, and say all in a table."""
     from ci.one_model.product import Compiles, History
-    from ci.work import sharing_templates
+    from ci.work.schedule import sharing_templates
     from provisioning.base.units import aligned
 
     several = len(precisions) > 1

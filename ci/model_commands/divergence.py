@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.explain.divergence import DIFFERS_DB, DivergenceLimits, DivergenceResult, as_text, fix_of
     from ci.explain.lane import explainer, outcome_of
     from ci.one_model.report import ModelReport, reported
-    from ci.plain import as_json
+    from ci.work.plain import as_json
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
     from provisioning.base.findings import Finding, Severity

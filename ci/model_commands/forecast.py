@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.forecast import load_forecasts
+    from ci.one_model.forecast import load_forecasts
 
     table = load_forecasts()
     phones = [table.phone_of(name) for name in args.phone] or [*table.phones]

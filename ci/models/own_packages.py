@@ -20,10 +20,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
 
-from ci.child import declared, key_of_declared
-from ci.digests import Digests
 from ci.models.wheels import PinnedWheel
 from ci.models.wheels import variables as located_wheels
+from ci.work.child import declared, key_of_declared
+from ci.work.digests import Digests
 from provisioning import pip_settings
 from provisioning.base.commands import captured
 from provisioning.base.errors import (

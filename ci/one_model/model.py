@@ -10,10 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ci.jobs import WorkOptions
 from ci.models.user_model import MODEL_HELP, UserModel, user_model
 from ci.suite.options import add_choice, add_work, host_selection, work_of
 from ci.suite.precision import precision_named, scheme_named
+from ci.work.jobs import WorkOptions
 from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
 from provisioning.base.commands import Fix, leave_out, session
 from provisioning.base.errors import UnknownName, UsageError

@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeVar
 from ci.one_model.model import OneModel
 from ci.one_model.output import Publish, document_of, file_line, origin_of, require_own
 from ci.one_model.report import ModelReport
-from ci.outcome import Result, first_line, words_of
 from ci.suite.accuracy import against_nearest, in_words
 from ci.suite.programs import Program
 from ci.suite.stage import Plan, Results, of_program
+from ci.work.outcome import Result, first_line, words_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix

@@ -52,7 +52,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     `about` names what was asked for: the same of the same model replaces what was said before. An error of
     usage is no work, and is not in the report."""
     # Imported late: the gate's start needs of this module a name alone.
-    from ci.work import sharing_templates
+    from ci.work.schedule import sharing_templates
 
     selection = model.selection
     name = " ".join(filter(None, [model.typed, *about]))

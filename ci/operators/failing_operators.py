@@ -21,7 +21,6 @@ from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
-from ci.child import printed_so_far, text_since
 from ci.diagnose.logs import with_names_of_data_types
 from ci.models.model_lines import fix_inside, is_inside, place_in_words, source_of
 from ci.operators.partition import (
@@ -35,6 +34,7 @@ from ci.operators.partition import (
     restore_builtins,
     smallest_failing,
 )
+from ci.work.child import printed_so_far, text_since
 from provisioning.base.commands import Fix, session
 from provisioning.known_faults import fix_for
 

@@ -35,11 +35,11 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_plain_words
-from ci.child import printed_so_far, text_since
 from ci.diagnose.logs import with_names_of_data_types
 from ci.models.model_lines import source_of
 from ci.one_model.product import smallest
 from ci.operators import Argument, CpuOperator, GraphPart, TensorEnds, Traits
+from ci.work.child import printed_so_far, text_since
 
 DELEGATE = "executorch_call_delegate"
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from ci.plain import read
+from ci.work.plain import read
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import join_fixes, quoted, session
 from provisioning.base.findings import (

@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ci.child import closed
 from ci.diagnose.logs import nearest
 from ci.signing import certificates, mbn, signed_library, verification
 from ci.signing.elf_headers import (
@@ -44,6 +43,7 @@ from ci.signing.elf_headers import (
     Layout,
 )
 from ci.signing.lpai_libraries import ElfsignerTable
+from ci.work.child import closed
 from provisioning import licences
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import (

@@ -10,10 +10,10 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ci.child import UNFORESEEN
 from ci.models.user_model import search_first
 from ci.suite.lost_parts import WRONG_DB, parts_of
 from ci.suite.precision import has_16_bit_activations
+from ci.work.child import UNFORESEEN
 from provisioning.base.errors import INTERNAL
 from provisioning.base.units import EXACT_DB, decibels, in_decibels
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ci.child import field_of
 from ci.models.inputs import InputsUsed
-from ci.outcome import Result
 from ci.suite import accuracy
 from ci.suite.programs import NO_SUITE, Program
 from ci.suite.suite_file import Thresholds, accepted_path
+from ci.work.child import field_of
+from ci.work.outcome import Result
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.base.units import bound_in_decibels, in_decibels

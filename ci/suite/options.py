@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from ci.jobs import Job, WorkOptions, longest_first
+from ci.work.jobs import Job, WorkOptions, longest_first
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable, switch, valued
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError

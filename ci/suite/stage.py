@@ -14,20 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ci.cached_steps import Step, WorkPlan, run_step
-from ci.digests import Digests
-from ci.jobs import Job, Line, failed
 from ci.models.own_packages import Needs, OwnPackages, installed
-from ci.outcome import MACHINE, Failure, Result, TaskOutcome
-from ci.plain import read
-from ci.results import digest_of
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
 from ci.suite.accuracy import METRIC, MetricFigures, below_floor, in_words
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.options import Choice, shard_named
 from ci.suite.programs import Program, Suites, with_accepted
 from ci.suite.suite_file import accepted_path
-from ci.work import ChildTask, Home, run
+from ci.work.cached_steps import Step, WorkPlan, run_step
+from ci.work.digests import Digests
+from ci.work.jobs import Job, Line, failed
+from ci.work.outcome import MACHINE, Failure, Result, TaskOutcome
+from ci.work.plain import read
+from ci.work.results import digest_of
+from ci.work.schedule import ChildTask, Home, run
 from provisioning.accepted_file import Values
 from provisioning.base import rendering
 from provisioning.base.commands import Fix

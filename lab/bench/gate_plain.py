@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ci.child import output_to
 from ci.lanes.executorch.orders import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
+from ci.work.child import output_to
 
 
 def programs_of(suite: Path | None) -> list[ExecutorchProgram]:

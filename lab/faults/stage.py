@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tomlkit
 
-from ci.child import closed
+from ci.work.child import closed
 from lab.stage import logged, stage_run
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix, captured, join_fixes, session

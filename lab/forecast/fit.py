@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.forecast import ACCEPTED, MANIFEST, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
-from ci.jobs import WorkOptions
 from ci.lanes.onnx.product import answer_in, estimating
 from ci.lanes.onnx.stage import plan_of, require_installed
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.outcome import Failure
-from ci.plain import as_json
+from ci.one_model.forecast import ACCEPTED, MANIFEST, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
 from ci.suite.options import matcher
 from ci.suite.stage import run_cached_step
+from ci.work.jobs import WorkOptions
+from ci.work.outcome import Failure
+from ci.work.plain import as_json
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile
 from lab.stage import stage_run

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ci.forecast import PRECISIONS, FittedRange, Forecasts, basis_of
+from ci.one_model.forecast import PRECISIONS, FittedRange, Forecasts, basis_of
 
 ROUNDS = 25
 OUTLIER = 0.15

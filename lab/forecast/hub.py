@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, RootModel
 
-from ci.forecast import Forecasts
+from ci.one_model.forecast import Forecasts
 from provisioning.base import progress
 from provisioning.base.documents import Model, load
 from provisioning.manifest import Component, Part, Placement

@@ -25,7 +25,7 @@ SCHEMAS = {
     "profile": ("provisioning.manifest:Profile", "A profile: one consistent set of pins"),
     "socs": ("provisioning.manifest:SocTable", "The chips: id, Hexagon arch, VTCM, LPAI version"),
     "refused": ("lab.generate.chips_page:RefusedTable", "Operators that a Hexagon does not compile"),
-    "variables": ("ci.child:Variables", "The variables of a process that does a user's work"),
+    "variables": ("ci.work.child:Variables", "The variables of a process that does a user's work"),
     "environments": (
         "lab.lock.files:Environments",
         "The Python environments that sessions install",
@@ -75,7 +75,7 @@ SCHEMAS = {
         "How much worse than its baseline a program may become",
     ),
     "forecast": (
-        "ci.forecast:Forecasts",
+        "ci.one_model.forecast:Forecasts",
         "Phones that forecasts are for, and the models that they are fitted by",
     ),
     "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),

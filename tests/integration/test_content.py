@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ci.jobs import WorkOptions
 from ci.lanes.executorch import steps as compiling
 from ci.lanes.executorch.steps import compile_programs
 from ci.lanes.executorch.suite import programs_of
-from ci.outcome import Result
+from ci.work.jobs import WorkOptions
+from ci.work.outcome import Result
 from tests.support.journey_files import SUITE
 from tests.support.lowering import plan_of
 

@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy
 import pytest
 
-from ci import outcome
 from ci.__main__ import VERBS
-from ci.jobs import WorkOptions
 from ci.lanes.executorch import stage
 from ci.lanes.executorch import steps as compiling
 from ci.lanes.executorch.orders import ran_in
 from ci.lanes.executorch.stage import measure
 from ci.lanes.executorch.steps import compile_programs
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
-from ci.outcome import Result
-from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
+from ci.suite.runner import Runner
+from ci.work import outcome
+from ci.work.jobs import WorkOptions
+from ci.work.outcome import Result
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report

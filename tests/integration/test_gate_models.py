@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.results import digest_of
 from ci.suite.suite_file import accepted_path
+from ci.work.results import digest_of
 from provisioning.accepted_file import Accepted, accept
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report

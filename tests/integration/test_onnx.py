@@ -22,9 +22,9 @@ from ci.lanes.onnx.stage import request_of
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.inputs import saved
-from ci.plain import read
 from ci.suite.accepted import load_baseline
 from ci.suite.precision import precision_named
+from ci.work.plain import read
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.base.units import decibels

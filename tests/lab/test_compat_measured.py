@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.runner import DIST
+from ci.suite.runner import DIST
 from lab.builds import with_sdk
 from lab.compat import stage
 from lab.compat.stage import STEPS, load_measured

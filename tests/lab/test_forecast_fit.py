@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from ci.forecast import ACCEPTED, load_forecasts
+from ci.one_model.forecast import ACCEPTED, load_forecasts
 from lab.forecast.fit import accepted_of
 from lab.forecast.fitting import FittedProgram, judge, quantile
 from lab.forecast.hub import measurements

@@ -12,7 +12,7 @@ import pytest
 
 from ci.lanes.upstream.suite import UpstreamVerdict
 from ci.operators.table import EXACT
-from ci.plain import as_json, read
+from ci.work.plain import as_json, read
 from lab.operators.adapters import TriedModel, part_of
 from lab.operators.records import Draw, PartsRecord, load_record
 

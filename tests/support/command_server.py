@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ci.digests import content_of, site_folders
+from ci.work.digests import content_of, site_folders
 
 MOST_BYTES = 1 << 17
 """Of a command with its environment."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.executorch.worker import prepare
-from ci.plain import as_json
+from ci.work.plain import as_json
 from tests.support.lowering import compiled_as
 
 __all__ = ["prepare"]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.jobs import WorkOptions
 from ci.lanes.executorch.orders import ChipProgram
 from ci.lanes.executorch.steps import ExecutorchPlan
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.models.inputs import InputsUsed
 from ci.operators import CpuOperator, GraphPart
 from ci.suite.stage import packages_of
+from ci.work.jobs import WorkOptions
 from provisioning.base.settings import Selection
 
 SUITE = """\

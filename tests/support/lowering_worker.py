@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.models.user_model import search_first
-from ci.plain import as_json
+from ci.work.plain import as_json
 from tests.support.lowering import compiled_as
 
 FAILS = "fails.txt"

@@ -19,7 +19,7 @@ from ci.lanes.onnx.orders import (
 )
 from ci.lanes.onnx.suite import OnnxCase, OnnxOrder
 from ci.models.inputs import InputsUsed
-from ci.outcome import Failure, Result
+from ci.work.outcome import Failure, Result
 
 SUITE = """\
 schema = 2

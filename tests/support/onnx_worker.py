@@ -22,7 +22,7 @@ from ci.lanes.onnx.orders import CONTEXT, CompileOptions
 from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import OnnxOrder
 from ci.models.inputs import save
-from ci.plain import read
+from ci.work.plain import read
 from tests.support.onnx_models import conv_model, write
 
 STAND_IN = "QNN_TEST_STAND_IN"

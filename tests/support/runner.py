@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ci.runner import DIST
+from ci.suite.runner import DIST
 from provisioning.base.settings import ROOT
 from provisioning.dist import OURS
 from tests.support.sdk import qnn_environment, sdk_root

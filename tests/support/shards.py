@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from ci.jobs import Job
 from ci.suite.options import parse_shard, shard
+from ci.work.jobs import Job
 from provisioning.base.errors import UsageError
 
 SHARD = "--shard"

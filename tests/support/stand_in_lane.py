@@ -10,10 +10,10 @@ from typing import Any
 
 from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.rewriting import Rewritten, RewrittenPlace
-from ci.jobs import WorkOptions
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome, Product
+from ci.work.jobs import WorkOptions
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection

@@ -1,4 +1,4 @@
-"""What tasks of the tests do, each a function that ci/work.py calls in a child process."""
+"""What tasks of the tests do, each a function that ci/work/schedule.py calls in a child process."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def part(request: dict[str, Any]) -> dict[str, Any]:
 
 def in_parts(request: dict[str, Any]) -> dict[str, Any]:
     """The outcomes of parts in forks, and whether they left anything here."""
-    from ci.template import in_fork
+    from ci.work.template import in_fork
 
     replies = [in_fork(part, {"how": how}) for how in request["parts"]]
     return {"outcomes": replies, "left": sys.modules[__name__].__dict__.get("part_was_here", False)}
@@ -117,8 +117,8 @@ def in_parts(request: dict[str, Any]) -> dict[str, Any]:
 
 def run_hanging(file: str) -> None:
     """A command with a task that hangs: for a test that kills it."""
-    from ci.jobs import Line
-    from ci.work import ChildTask, run
+    from ci.work.jobs import Line
+    from ci.work.schedule import ChildTask, run
     from tests.unit.test_work import home_in
 
     folder = Path(file).parent

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from ci.cached_steps import Step
-from ci.jobs import Job, WorkOptions
-from ci.outcome import Result
 from ci.suite.options import StageOptions
 from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import (
@@ -25,7 +22,10 @@ from ci.suite.stage import (
     run_cached_step,
     show_list,
 )
-from ci.work import Home
+from ci.work.cached_steps import Step
+from ci.work.jobs import Job, WorkOptions
+from ci.work.outcome import Result
+from ci.work.schedule import Home
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ci.child import reporting
+from ci.work.child import reporting
 
 
 def prepare() -> None:

@@ -20,7 +20,7 @@ from ci.builds.source_plan import MEMORY_PER_JOB, LocatedSdk, SourcePlan
 from ci.builds.toolchain import Toolchain, cross
 from ci.builds.tree import SourceTree, link_with_copies, load_recipe, make_overlay
 from ci.builds.verb import X86
-from ci.jobs import available_memory
+from ci.work.jobs import available_memory
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.stage_run import StageRun
 from provisioning.dist import description_of

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ci.cached_steps import NotCached, Step, WorkPlan, run_step
-from ci.jobs import Job, WorkOptions
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Refused, Result
-from ci.results import Key
-from ci.work import ChildTask
+from ci.work.cached_steps import NotCached, Step, WorkPlan, run_step
+from ci.work.jobs import Job, WorkOptions
+from ci.work.outcome import Refused, Result
+from ci.work.results import Key
+from ci.work.schedule import ChildTask
 from provisioning.base.settings import Selection
 from tests.unit.test_work import home_in
 

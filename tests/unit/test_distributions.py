@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ci import digests
-from ci.digests import installed
+from ci.work import digests
+from ci.work.digests import installed
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from ci.explain.divergence import (
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
-from ci.outcome import Failure
-from ci.plain import as_json, read
+from ci.work.outcome import Failure
+from ci.work.plain import as_json, read
 
 
 def chain(count: int) -> dict[str, list[str]]:

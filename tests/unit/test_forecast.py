@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ci.artifacts.compiler_log import QnnEstimate, read_estimate
-from ci.forecast import (
+from ci.one_model.forecast import (
     Fit,
     FittedRange,
     Forecasted,

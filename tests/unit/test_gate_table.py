@@ -18,8 +18,8 @@ from ci.gate.table import gate_table, matches
 from ci.github import matrix
 from ci.github.matrix import matrix_of
 from ci.github.plan import changed_files
-from ci.jobs import Job
 from ci.models.user_model import module_file
+from ci.work.jobs import Job
 from lab.lint import tracked_files
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from ci.cached_steps import NotCached, Step
 from ci.explain.divergence import DivergenceLimits
 from ci.explain.losses import ScoreRequest
-from ci.jobs import WorkOptions
 from ci.lanes.executorch.explain import searching
 from ci.lanes.executorch.orders import EmulatorRun, ExportedRun, ExportedRuns
 from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running, worker_step
@@ -32,14 +30,16 @@ from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.models.inputs import Input
-from ci.outcome import Result
-from ci.plain import as_json, read
-from ci.results import CachedResults
-from ci.runner import Runner
 from ci.suite.accuracy import TensorFile
 from ci.suite.programs import NO_SUITE, Program, ProgramOrder, TaskMetric
+from ci.suite.runner import Runner
 from ci.suite.stage import Plan, host_libraries
 from ci.suite.suite_file import Thresholds
+from ci.work.cached_steps import NotCached, Step
+from ci.work.jobs import WorkOptions
+from ci.work.outcome import Result
+from ci.work.plain import as_json, read
+from ci.work.results import CachedResults
 from provisioning import known_faults
 from provisioning.base.settings import Selection
 from provisioning.environment import HOST_LIBRARIES

@@ -10,7 +10,7 @@ import pytest
 
 from ci.operators import Traits
 from ci.operators.faults import faults_in
-from ci.plain import read
+from ci.work.plain import read
 from provisioning.known_faults import Product, faults_of, faults_of_build, load_faults, load_fixes
 
 FAULTY, GOOD = "v2.50.40.260831140417", "v2.51.0.260929181845"

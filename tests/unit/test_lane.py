@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from ci.cached_steps import require_done
-from ci.jobs import WorkOptions
 from ci.model_commands.compile import compile_model, compile_precisions
 from ci.one_model.model import ModelLane, OneModel
 from ci.one_model.product import History, Product, each_product
-from ci.outcome import Result
 from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import run_cached_step
 from ci.suite.suite_file import Thresholds
+from ci.work.cached_steps import require_done
+from ci.work.jobs import WorkOptions
+from ci.work.outcome import Result
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import Selection

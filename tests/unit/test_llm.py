@@ -46,9 +46,9 @@ from ci.lanes.llm.text import judged_text, prefix_lengths, share_of_runs, window
 from ci.lanes.llm.verb import CHECK
 from ci.lanes.llm.verdicts import WINDOWS
 from ci.model_commands import run as run_command
-from ci.outcome import Result
-from ci.plain import as_json
 from ci.report.collect import report_in, rows_of
+from ci.work.outcome import Result
+from ci.work.plain import as_json
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.child import reporting
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.orders import MeasuredProgram, PartDistances, Rounded, Trained, TrainOrder, Window
 from ci.lanes.llm.suite import SUITES, LlmProgram
@@ -35,8 +34,9 @@ from ci.lanes.llm.verdicts import (
     part_row,
     window_of,
 )
-from ci.outcome import Failure, InTrouble, Result
-from ci.plain import as_json, read
+from ci.work.child import reporting
+from ci.work.outcome import Failure, InTrouble, Result
+from ci.work.plain import as_json, read
 from provisioning.base.settings import ROOT
 
 PERFECT = {"top1": 1.0, "perplexity_ratio": 1.0, "divergence": 0.0, "divergence_99": 0.0}

@@ -10,7 +10,6 @@ import pytest
 
 from ci.artifacts.compiler_log import Traffic
 from ci.artifacts.program import CompiledProgram, Delegate, parse
-from ci.jobs import WorkOptions
 from ci.lanes.executorch import stage
 from ci.lanes.executorch.findings import (
     artifact,
@@ -28,9 +27,10 @@ from ci.lanes.executorch.steps import COMPILED, RAN, ExecutorchPlan
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import PYTORCH, OneModel
 from ci.operators import CpuOperator
-from ci.outcome import Failure, Result
-from ci.runner import Runner
 from ci.suite.accepted import Recorded, load_tolerances
+from ci.suite.runner import Runner
+from ci.work.jobs import WorkOptions
+from ci.work.outcome import Failure, Result
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
 from provisioning.known_faults import NO_FIX, load_faults

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci import outcome
 from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
 from ci.explain.divergence import DivergenceResult
@@ -24,7 +23,8 @@ from ci.lanes.onnx.orders import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.suite import programs_of
 from ci.models.inputs import InputsUsed
 from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, writing_into
-from ci.plain import as_json
+from ci.work import outcome
+from ci.work.plain import as_json
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from qnn_ci.api import Compiled, Ran

@@ -16,8 +16,8 @@ from ci.lanes.onnx.findings import (
 )
 from ci.lanes.onnx.orders import Accuracy
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
-from ci.outcome import Failure, Result
 from ci.suite.accepted import Recorded, load_tolerances
+from ci.work.outcome import Failure, Result
 from provisioning.base.findings import Severity
 from tests.support.onnx_suites import (
     QUANTIZED,

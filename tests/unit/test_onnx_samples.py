@@ -11,7 +11,7 @@ import pytest
 from ci.lanes.onnx.options import Value, parse_assignments, settings_of
 from ci.lanes.onnx.samples import MOST, calibration_samples, divided, read_samples
 from ci.models.inputs import GraphSignature, InputsUsed, Tensor, checked, drawn, read_inputs
-from ci.plain import as_json
+from ci.work.plain import as_json
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ci import outcome
 from ci.__main__ import VERBS
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.orders import CompiledContext, QuantizedModel
 from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import programs_of
-from ci.plain import as_json
 from ci.report.collect import report_in, rows_of
 from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.suite_file import accepted_path
+from ci.work import outcome
+from ci.work.plain import as_json
 from provisioning.accepted_file import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError

@@ -16,7 +16,7 @@ from ci.lanes.executorch.product import on_cpu_in_words
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators import CpuOperator, Traits, table
 from ci.operators.table import OperatorTable, key_of, lines_of, read, rows_by_key
-from ci.outcome import Result
+from ci.work.outcome import Result
 from provisioning.known_faults import NO_FIX
 from tests.support.lowering import compiled_as
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ci.jobs import WorkOptions
 from ci.lanes.executorch.suite import ExecutorchRun, programs_of
 from ci.lanes.executorch.verb import EMULATION, LOWERING
 from ci.lanes.llm import verb as llm_verb
@@ -27,6 +26,7 @@ from ci.one_model.model import (
 )
 from ci.suite.options import Choice, stage_options
 from ci.suite.suite_file import precision_text
+from ci.work.jobs import WorkOptions
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import ManifestError, UsageError
 from tests.support.journey_files import SUITE

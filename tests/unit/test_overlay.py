@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.runner import VARIABLE, find_runner
+from ci.suite.runner import VARIABLE, find_runner
 from ci.suite.stage import find_as_workers
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.dist import BuiltFrom, describe, state_of

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.jobs import WorkOptions
 from ci.one_model.model import PYTORCH, OneModel
 from ci.one_model.report import ModelReport, reported
 from ci.report import verb
 from ci.report.collect import collect, did_not_run, report_in
 from ci.report.page import html
 from ci.report.summary import headline
+from ci.work.jobs import WorkOptions
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ci import digests
-from ci import results as cache
 from ci.artifacts.program import digest_without_time
-from ci.results import CachedResults, folder_digest, processor, relocated, surroundings, toolkit
+from ci.work import digests
+from ci.work import results as cache
+from ci.work.results import CachedResults, folder_digest, processor, relocated, surroundings, toolkit
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
 from tests.support.programs import context, program
@@ -109,7 +109,7 @@ def test_a_damaged_result_is_none(results: CachedResults, damage: str) -> None:
 
 def test_two_writers_of_one_key_leave_a_whole_result(results: CachedResults, tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from ci.results import CachedResults\n"
+        "import sys; from pathlib import Path; from ci.work.results import CachedResults\n"
         "for number in range(60):\n"
         "    results = CachedResults(Path(sys.argv[1]), 'toy'); folder = results.scratch()\n"
         "    (folder / 'program.bin').write_text(sys.argv[2] * 1000)\n"
@@ -126,7 +126,7 @@ def test_two_writers_of_one_key_leave_a_whole_result(results: CachedResults, tmp
 def test_an_equal_result_of_another_process_is_never_taken_away(tmp_path: Path) -> None:
     script = (
         "import sys; from concurrent.futures import ThreadPoolExecutor; from pathlib import Path\n"
-        "from ci.results import CachedResults\n"
+        "from ci.work.results import CachedResults\n"
         "sys.setswitchinterval(1e-6)\n"
         "def work(_):\n"
         "    results = CachedResults(Path(sys.argv[1]), 'toy')\n"
@@ -248,7 +248,12 @@ def test_a_change_of_any_of_the_toolkits_modules_is_another_key_but_of_a_model_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "ROOT", tmp_path)
-    names = ("ci/work.py", "ci/lanes/onnx/parts.py", "provisioning/elf.py", "ci/models/shipped/vision.py")
+    names = (
+        "ci/work/schedule.py",
+        "ci/lanes/onnx/parts.py",
+        "provisioning/elf.py",
+        "ci/models/shipped/vision.py",
+    )
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("A = 1\n")

@@ -10,12 +10,12 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.builds.built_files import FIXES
-from ci.child import UNFORESEEN
 from ci.diagnose.rules import OTHERS, TABLE, explained, failure_rules, rules
 from ci.lanes.executorch import findings
 from ci.lanes.onnx.worker import KINDS
 from ci.suite.accepted import COSTS
 from ci.suite.accuracy import cost_rule
+from ci.work.child import UNFORESEEN
 from provisioning.base import toml
 from provisioning.base.command_line import main
 from provisioning.base.settings import MANIFESTS, ROOT

@@ -11,8 +11,8 @@ import pytest
 
 from ci.builds.runner_build import Executorch, RunnerPlan, plan_of
 from ci.builds.toolchain import BuildTool
-from ci.results import CachedResults
-from ci.runner import EXECUTORCHS, Runner
+from ci.suite.runner import EXECUTORCHS, Runner
+from ci.work.results import CachedResults
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
 from tests.support.scripts import script

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.jobs import Job, JobProgress, Line
 from ci.suite.options import parse_shard, shard
+from ci.work.jobs import Job, JobProgress, Line
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import at_work
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.outcome import Failure, InTrouble, Trouble, of_ending, of_error, of_places, of_time
-from ci.runner import call_runner
+from ci.suite.runner import call_runner
+from ci.work.outcome import Failure, InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 
@@ -125,7 +125,7 @@ def test_time_is_the_works_own_if_it_had_the_processor_for_half_of_it(used: floa
 PROBE = """\
 import sys
 from pathlib import Path
-from ci.outcome import Failure, of_ending, of_error
+from ci.work.outcome import Failure, of_ending, of_error
 places = [Path(sys.argv[1]) / "not there yet"]
 trouble = of_error(RuntimeError("cannot write it"), places)
 print(trouble.kind if trouble else "", trouble.message if trouble else "")

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from ci.jobs import Job
 from ci.lanes.upstream import stage, worker
 from ci.lanes.upstream.accepted import AcceptedTest, AcceptedTests, Judge
 from ci.lanes.upstream.adapters import UpstreamComparison, part
 from ci.lanes.upstream.stage import verdict_of as verdict_of_result
 from ci.lanes.upstream.suite import Part, SuiteKeyContext, UpstreamVerdict, reasons_of, upstream_suites
 from ci.lanes.upstream.worker import part_of_report, verdict_of
-from ci.outcome import Failure, InTrouble, Result
-from ci.runner import Runner
+from ci.suite.runner import Runner
+from ci.work.jobs import Job
+from ci.work.outcome import Failure, InTrouble, Result
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.stage_run import StageRun

@@ -14,14 +14,14 @@ import numpy
 import pytest
 
 from ci.__main__ import VERBS
-from ci.jobs import WorkOptions
 from ci.lanes.executorch.product import program_of, require_done
 from ci.lanes.executorch.steps import ExecutorchPlan
 from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
 from ci.models.user_model import modules_in, user_model, where_paths_begin
 from ci.one_model.model import PYTORCH, OneModel
-from ci.outcome import Failure, Result
 from ci.suite.precision import precision_named, scheme_named
+from ci.work.jobs import WorkOptions
+from ci.work.outcome import Failure, Result
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.settings import ROOT, Selection

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from ci import child, outcome
-from ci.jobs import Job, Line
-from ci.outcome import Failure, Refused, TaskOutcome
-from ci.work import ChildTask, Exports, Home, asking, run
+from ci.work import child, outcome
+from ci.work.jobs import Job, Line
+from ci.work.outcome import Failure, Refused, TaskOutcome
+from ci.work.schedule import ChildTask, Exports, Home, asking, run
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -330,7 +330,7 @@ def test_a_log_holds_what_c_and_children_print(tmp_path: Path) -> None:
 def test_what_another_command_prints_to_a_log_of_this_name_is_not_read(tmp_path: Path) -> None:
     """The compiler's figures are read there, and kept with the program."""
     log = tmp_path / "one.log"
-    code = "import pathlib, sys; from ci import child; log = child.output_to(pathlib.Path(sys.argv[1]))"
+    code = "import pathlib, sys; from ci.work import child; log = child.output_to(pathlib.Path(sys.argv[1]))"
     theirs = [sys.executable, "-c", f"{code}\nwith log: print('theirs')", str(log)]
     with child.output_to(log):
         os.write(1, b"ours\n")

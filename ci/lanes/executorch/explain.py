@@ -9,7 +9,6 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from ci.cached_steps import Step
 from ci.explain.audit import (
     AuditRow,
     AuditRows,
@@ -48,12 +47,13 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators import Traits
 from ci.operators.faults import faults_in, versions_of
-from ci.plain import as_json
-from ci.results import CachedResults, Key
-from ci.runner import Runner, ready_runner
 from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
+from ci.suite.runner import Runner, ready_runner
+from ci.work.cached_steps import Step
+from ci.work.plain import as_json
+from ci.work.results import CachedResults, Key
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ci.child import doing, error_reply, reporting
 from ci.lanes.executorch.orders import ExportedRun, ExportedRuns, ExportRequest
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
 from ci.models.exported import NoDigest, digest_of
@@ -22,8 +21,9 @@ from ci.models.factory import ModelWithInputs, copied, find, infer_all, inputs_n
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import explained, source_of, users_line
 from ci.models.user_model import BadFactory, modules_in
-from ci.plain import as_json, reader
 from ci.suite.programs import ProgramOrder
+from ci.work.child import doing, error_reply, reporting
+from ci.work.plain import as_json, reader
 from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
 

@@ -24,7 +24,6 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.model_lines import OperatorAt
 from ci.operators import CpuOperator, Traits
 from ci.operators.faults import Met, faults_in, versions_of
-from ci.outcome import Failure, Result
 from ci.suite.accepted import Tolerances, growth, load_tolerances
 from ci.suite.accuracy import against_nearest, missed
 from ci.suite.findings import (
@@ -39,6 +38,7 @@ from ci.suite.findings import (
     not_in_fp16,
     placeholder,
 )
+from ci.work.outcome import Failure, Result
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity

@@ -25,7 +25,6 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
-from ci.child import printed_so_far, text_since
 from ci.explain.audit import KeptNodes
 from ci.explain.losses import BeyondHalf, beyond_of
 from ci.explain.torch_graph import TorchGraph, operator_at, outputs_of
@@ -57,7 +56,6 @@ from ci.operators.partition import (
     operator_name,
     partition_of,
 )
-from ci.outcome import of_error
 from ci.suite.accuracy import (
     HALF_MOST,
     USUAL_OF_FLOAT_DB,
@@ -68,6 +66,8 @@ from ci.suite.accuracy import (
     least_sqnr_db,
     tie_noise,
 )
+from ci.work.child import printed_so_far, text_since
+from ci.work.outcome import of_error
 from provisioning.base.commands import join_fixes
 from provisioning.known_faults import words_of
 

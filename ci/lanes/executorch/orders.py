@@ -14,10 +14,10 @@ from ci.explain.rewriting import Need
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import OperatorAt
 from ci.operators import CpuOperator, GraphPart, Traits
-from ci.outcome import Result
-from ci.results import ExportReply, Key
 from ci.suite.accuracy import Inferences
 from ci.suite.programs import ProgramOrder
+from ci.work.outcome import Result
+from ci.work.results import ExportReply, Key
 from provisioning.base.findings import Metric
 from provisioning.known_faults import Product
 
@@ -36,7 +36,7 @@ class ExportedRun:
     not_cached: str = ""
     exported: bool = True
     error: Mapping[str, object] | None = None
-    """As ci/child.py makes it."""
+    """As ci/work/child.py makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

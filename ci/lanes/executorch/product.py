@@ -17,8 +17,6 @@ from pydantic import ValidationError
 
 from ci.artifacts.against_sdk import against
 from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read, refuse_torch_file
-from ci.child import closed
-from ci.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.findings import (
     artifact,
@@ -56,21 +54,23 @@ from ci.lanes.executorch.steps import (
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.models.inputs import Array, GraphSignature, Sample, Tensor, drawn, read_inputs
 from ci.models.user_model import UserModel
+from ci.one_model.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
 from ci.one_model.product import NoGraph, Outcome, Product, each_product, require_fp16
 from ci.operators import CpuOperator
-from ci.outcome import Refused, Result
-from ci.plain import as_json
-from ci.runner import Runner, call_runner, ready_runner
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, Evidence, not_passed, verdict_of_one_model
 from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.programs import NO_SUITE
+from ci.suite.runner import Runner, call_runner, ready_runner
 from ci.suite.stage import Results, ready_environment
 from ci.suite.suite_file import precision_file_of
-from ci.work import asking
+from ci.work.child import closed
+from ci.work.outcome import Refused, Result
+from ci.work.plain import as_json
+from ci.work.schedule import asking
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, leave_out, session

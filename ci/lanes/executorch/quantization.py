@@ -16,7 +16,6 @@ from torch import Tensor
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ci.child import doing
 from ci.explain.losses import Loss, ScoreRequest, Scores, scores_of
 from ci.explain.torch_graph import TorchGraph, norms_of, outputs_of, worst_losses
 from ci.lanes.executorch import QUANTIZED
@@ -32,6 +31,7 @@ from ci.models.model_lines import explained
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
 from ci.suite.accuracy import Inferences, Pair, TensorFile, Unusable, compared
+from ci.work.child import doing
 
 FLOAT = "fp16"
 """The precision of nodes that are not quantized."""

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.child import Meter, blame, doing, reporting
 from ci.lanes.executorch.orders import (
     ComparedOutputs,
     EmulatorRun,
     RunRequest,
 )
-from ci.plain import as_json, read
-from ci.runner import Runner, call_runner
 from ci.suite.accuracy import MetricFigures, MetricRequest, error_of_metric
+from ci.suite.runner import Runner, call_runner
+from ci.work.child import Meter, blame, doing, reporting
+from ci.work.plain import as_json, read
 
 INPUTS, LOG, OUTPUTS = "input_list.txt", "run.log", "outputs"
 

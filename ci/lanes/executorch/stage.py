@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ci.jobs import Job
 from ci.lanes.executorch.findings import (
     EMULATION,
     LOWERING,
@@ -35,15 +34,13 @@ from ci.lanes.executorch.steps import (
     running,
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.outcome import Failure, Result
-from ci.plain import as_json
-from ci.runner import Runner, ready_runner
 from ci.suite.accepted import Recorded, accepted_costs
 from ci.suite.accuracy import MetricFigures, rounded
 from ci.suite.findings import (
     shown_thresholds,
 )
 from ci.suite.options import Choice, StageOptions
+from ci.suite.runner import Runner, ready_runner
 from ci.suite.stage import (
     MeasuredValues,
     Results,
@@ -57,6 +54,9 @@ from ci.suite.stage import (
     scores_of,
     show_list,
 )
+from ci.work.jobs import Job
+from ci.work.outcome import Failure, Result
+from ci.work.plain import as_json
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection

@@ -13,10 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ci.artifacts.against_sdk import sdk_arches
-from ci.cached_steps import NotCached, NotExported, Step
-from ci.child import closed
 from ci.explain.rewriting import ModelRewrite, Need
-from ci.jobs import Job, Line, WorkOptions, failed
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.orders import (
     ChipProgram,
@@ -32,11 +29,8 @@ from ci.lanes.executorch.orders import (
 )
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Refused, Result, line_of
-from ci.plain import as_json, read
-from ci.results import CachedResults, Key
-from ci.runner import Runner
 from ci.suite.accuracy import in_words, with_samples
+from ci.suite.runner import Runner
 from ci.suite.stage import (
     Plan,
     export_log,
@@ -45,7 +39,13 @@ from ci.suite.stage import (
     ready_environment,
     run_cached_step,
 )
-from ci.work import ChildTask, Home
+from ci.work.cached_steps import NotCached, NotExported, Step
+from ci.work.child import closed
+from ci.work.jobs import Job, Line, WorkOptions, failed
+from ci.work.outcome import Refused, Result, line_of
+from ci.work.plain import as_json, read
+from ci.work.results import CachedResults, Key
+from ci.work.schedule import ChildTask, Home
 from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection

@@ -17,7 +17,6 @@ from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
 from executorch.exir import ExecutorchBackendConfig
 
-from ci.child import Answer, doing, reporting
 from ci.explain.divergence import (
     Divergence,
     DivergenceResult,
@@ -49,9 +48,10 @@ from ci.models.inputs import Array, as_files
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
 from ci.operators.partition import restore_builtins
-from ci.plain import as_json, read, reader
-from ci.runner import Runner, call_runner
 from ci.suite.programs import ProgramOrder
+from ci.suite.runner import Runner, call_runner
+from ci.work.child import Answer, doing, reporting
+from ci.work.plain import as_json, read, reader
 from provisioning.base.files import empty_folder
 from provisioning.known_faults import Product
 

@@ -49,10 +49,10 @@ from ci.lanes.llm.tokenizer import (
     without_beginning,
     words_after,
 )
-from ci.plain import as_json, read
 from ci.suite.findings import verdict
 from ci.suite.stage import ready_environment
-from ci.work import Asker, asking
+from ci.work.plain import as_json, read
+from ci.work.schedule import Asker, asking
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Metric, Severity

@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from ci.child import doing
 from ci.lanes.llm.architecture import HIDDEN, Architecture, read_architecture
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
@@ -45,6 +44,7 @@ from ci.suite.onnx_runtime import (
     session_on_cpu,
     session_on_htp,
 )
+from ci.work.child import doing
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc, soc_named

@@ -22,8 +22,8 @@ from ci.diagnose.logs import nearest
 from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_object
 from ci.lanes.llm.orders import GENIE_SAMPLER, ForcedText, GenieOrder, GenieReply, SpokenText
 from ci.models.inputs import Array
-from ci.outcome import how_it_ended
-from ci.plain import as_json, read
+from ci.work.outcome import how_it_ended
+from ci.work.plain import as_json, read
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.base.units import size

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ci.child import quiet
 from ci.lanes.llm.architecture import HIDDEN, Architecture
 from ci.models.inputs import Array, Sample
+from ci.work.child import quiet
 
 Step = Callable[[Sample], Sample]
 """One call of a graph: floats by the names of its inputs and of its outputs, as Genie has them."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ci.plain import as_json, read
+from ci.work.plain import as_json, read
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering import plural
 

@@ -11,8 +11,6 @@ from shutil import disk_usage
 
 import numpy as np
 
-from ci.cached_steps import require_done
-from ci.jobs import available_memory
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.genie import PROGRAM, require_sizes
 from ci.lanes.llm.orders import (
@@ -40,10 +38,12 @@ from ci.lanes.llm.weights import require_tensors
 from ci.one_model.model import Language, OneModel
 from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
-from ci.outcome import Result
-from ci.plain import read
 from ci.suite.precision import written_name
 from ci.suite.stage import run_cached_step
+from ci.work.cached_steps import require_done
+from ci.work.jobs import available_memory
+from ci.work.outcome import Result
+from ci.work.plain import read
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import ToolkitError, UsageError

@@ -12,10 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.cached_steps import Step
-from ci.child import closed
-from ci.digests import Digests
-from ci.jobs import Job, WorkOptions
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -28,9 +24,6 @@ from ci.lanes.llm.suite import SUITES, LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
 from ci.lanes.llm.tokenizer import TEMPLATE
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
-from ci.outcome import Result
-from ci.plain import as_json, read
-from ci.results import Key
 from ci.suite.findings import verdict
 from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import NO_SUITE
@@ -47,7 +40,14 @@ from ci.suite.stage import (
     run_cached_step,
     show_list,
 )
-from ci.work import Home
+from ci.work.cached_steps import Step
+from ci.work.child import closed
+from ci.work.digests import Digests
+from ci.work.jobs import Job, WorkOptions
+from ci.work.outcome import Result
+from ci.work.plain import as_json, read
+from ci.work.results import Key
+from ci.work.schedule import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection

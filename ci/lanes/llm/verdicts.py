@@ -12,9 +12,9 @@ import numpy as np
 from ci.lanes.llm.orders import Decibels, MeasuredProgram, PartDistances, Trained, Window
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.models.inputs import Array
-from ci.outcome import Result
-from ci.plain import read
 from ci.suite.findings import errors_of
+from ci.work.outcome import Result
+from ci.work.plain import read
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 

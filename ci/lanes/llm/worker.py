@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import get_type_hints
 
-from ci.child import UNFORESEEN, reporting
-from ci.plain import as_json, read
+from ci.work.child import UNFORESEEN, reporting
+from ci.work.plain import as_json, read
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
-from ci.cached_steps import Step, require_done
 from ci.explain.audit import AuditRow, AuditRows, NoProgram
 from ci.explain.divergence import (
     DivergenceLimits,
@@ -40,6 +39,7 @@ from ci.suite.accuracy import in_words
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step
+from ci.work.cached_steps import Step, require_done
 from provisioning import known_faults
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ci.child import UNFORESEEN
 from ci.explain.losses import beyond_in_words
 from ci.lanes.onnx.orders import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
-from ci.outcome import Result, first_line, words_of
-from ci.plain import as_json
 from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, accepted_costs, growth
 from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.suite.findings import (
@@ -29,6 +26,9 @@ from ci.suite.findings import (
     shown_thresholds,
 )
 from ci.suite.programs import HELD_QUANTIZED
+from ci.work.child import UNFORESEEN
+from ci.work.outcome import Result, first_line, words_of
+from ci.work.plain import as_json
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels

@@ -20,11 +20,11 @@ from ci.artifacts.compiled_onnx import (
     read_model,
 )
 from ci.artifacts.program import record_path, require_recorded
-from ci.forecast import ModelSize
 from ci.models.inputs import GraphSignature, Tensor, is_fixed
 from ci.models.user_model import fix_of_content
-from ci.plain import as_json, read
+from ci.one_model.forecast import ModelSize
 from ci.suite.precision import precision_named
+from ci.work.plain import as_json, read
 from provisioning.base.commands import add_flags, join_fixes
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file

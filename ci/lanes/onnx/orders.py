@@ -11,8 +11,8 @@ from ci.lanes.onnx.model_file import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
 from ci.operators import CpuOperator
-from ci.outcome import Result
-from ci.results import ExportReply, Key
+from ci.work.outcome import Result
+from ci.work.results import ExportReply, Key
 
 MODEL, QUANTIZED = "model_ctx", "model_qdq"
 """Names of files that no user sees."""

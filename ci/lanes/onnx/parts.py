@@ -17,7 +17,6 @@ from ci.artifacts.compiler_log import NO_TRAFFIC
 from ci.artifacts.program import record_path
 from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, beyond_in_words, scores_of
 from ci.explain.onnx_graph import NO_PLACE, make_plain, values_of
-from ci.forecast import QnnEstimates
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (
     ContextRecord,
@@ -76,8 +75,8 @@ from ci.models.inputs import (
 )
 from ci.models.user_model import modules_in
 from ci.models.wheels import located
+from ci.one_model.forecast import QnnEstimates
 from ci.operators import CpuOperator
-from ci.plain import as_json
 from ci.suite.accuracy import (
     FLOAT_KIND,
     OF_A_DRAW,
@@ -95,6 +94,7 @@ from ci.suite.findings import BEYOND_FIX, below_usual
 from ci.suite.onnx_runtime import folded, installed_build, on_cpu
 from ci.suite.precision import Precision, precision_named
 from ci.suite.suite_file import Thresholds
+from ci.work.plain import as_json
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, UsageError

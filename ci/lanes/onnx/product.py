@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.program import record_path
-from ci.cached_steps import Step, require_done
-from ci.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.model_file import (
     Size,
@@ -59,18 +57,20 @@ from ci.lanes.onnx.stage import (
 )
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.models.inputs import GraphSignature, Sample, drawn, read_inputs, save, saved
+from ci.one_model.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran, require_program
 from ci.one_model.product import Outcome, Product, each_product, require_fp16
-from ci.outcome import Result
-from ci.plain import as_json, read
 from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import run_cached_step
 from ci.suite.suite_file import precision_file_of
-from ci.work import asking
+from ci.work.cached_steps import Step, require_done
+from ci.work.outcome import Result
+from ci.work.plain import as_json, read
+from ci.work.schedule import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError

@@ -24,7 +24,6 @@ from ci.artifacts.compiler_log import (
     total,
     traffic,
 )
-from ci.child import doing, printed_so_far, quiet, text_since
 from ci.explain.onnx_graph import make_plain
 from ci.lanes.onnx.model_file import nodes_beside_context, opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
@@ -42,6 +41,7 @@ from ci.suite.onnx_runtime import (
     session_on_htp,
 )
 from ci.suite.precision import Precision
+from ci.work.child import doing, printed_so_far, quiet, text_since
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc

@@ -11,9 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.cached_steps import Step
-from ci.child import closed
-from ci.jobs import Job, Line, WorkOptions, failed
 from ci.lanes.onnx.findings import (
     build_id_of,
     changes_of,
@@ -35,9 +32,6 @@ from ci.lanes.onnx.orders import (
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, calibrating
 from ci.models.own_packages import OwnPackages
-from ci.outcome import Failure, Result, line_of
-from ci.plain import as_json, read
-from ci.results import CachedResults, Key
 from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
 from ci.suite.findings import known_faults, verdict
@@ -57,7 +51,13 @@ from ci.suite.stage import (
     scores_of,
     show_list,
 )
-from ci.work import ChildTask, Home
+from ci.work.cached_steps import Step
+from ci.work.child import closed
+from ci.work.jobs import Job, Line, WorkOptions, failed
+from ci.work.outcome import Failure, Result, line_of
+from ci.work.plain import as_json, read
+from ci.work.results import CachedResults, Key
+from ci.work.schedule import ChildTask, Home
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder

@@ -216,7 +216,7 @@ class OnnxOrder:
 
     @property
     def writes(self) -> dict[str, str]:
-        """Where its work writes to, as ci/child.py reads it."""
+        """Where its work writes to, as ci/work/child.py reads it."""
         return {"log": str(self.log), "into": str(self.into), "scratch": str(self.scratch)}
 
     def command(self, verb: str, soc: str = "") -> str:

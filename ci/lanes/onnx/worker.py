@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
 
-from ci import child
-from ci.child import UNFORESEEN, reporting
 from ci.explain.divergence import DivergenceLimits, DivergenceResult, ScriptRequest, keep_partial
 from ci.explain.losses import ScoreRequest
 from ci.lanes.onnx import parts, provider, searches
@@ -60,12 +58,14 @@ from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.models.inputs import checked, save, saved
 from ci.models.user_model import BadFactory
 from ci.models.wheels import located
-from ci.outcome import Refused
-from ci.plain import as_json, read
-from ci.results import Key, digest_of
 from ci.suite import onnx_runtime
 from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_metric
-from ci.template import in_fork
+from ci.work import child
+from ci.work.child import UNFORESEEN, reporting
+from ci.work.outcome import Refused
+from ci.work.plain import as_json, read
+from ci.work.results import Key, digest_of
+from ci.work.template import in_fork
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder, hash_file

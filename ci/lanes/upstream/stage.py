@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from ci.cached_steps import Step, WorkPlan, run_step
-from ci.jobs import Job, Line, default_slots
 from ci.lanes.upstream.accepted import GONE, AcceptedTests, Judge, load_tests, rules_of
 from ci.lanes.upstream.suite import (
     Part,
@@ -22,13 +20,15 @@ from ci.lanes.upstream.suite import (
     machinery,
     worker_environment,
 )
-from ci.outcome import Failure, Result
-from ci.plain import as_json, read
-from ci.results import CachedResults, surroundings
-from ci.runner import ready_runner
 from ci.suite.options import Choice, StageOptions, matcher, parse_shard, shard
+from ci.suite.runner import ready_runner
 from ci.suite.stage import find_as_workers, machine_failed
-from ci.work import Home, asking, sharing_templates
+from ci.work.cached_steps import Step, WorkPlan, run_step
+from ci.work.jobs import Job, Line, default_slots
+from ci.work.outcome import Failure, Result
+from ci.work.plain import as_json, read
+from ci.work.results import CachedResults, surroundings
+from ci.work.schedule import Home, asking, sharing_templates
 from provisioning.base import rendering, units
 from provisioning.base.commands import Fix, leave_out, quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

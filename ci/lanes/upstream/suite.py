@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ci.artifacts.compiler_log import CRASHES
-from ci.jobs import default_slots
-from ci.outcome import first_line
+from ci.work.jobs import default_slots
+from ci.work.outcome import first_line
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
 
 if TYPE_CHECKING:
-    from ci.results import CachedResults
-    from ci.runner import Runner
+    from ci.suite.runner import Runner
+    from ci.work.results import CachedResults
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 
@@ -126,8 +126,8 @@ class SuiteKeyContext:
 
     def key(self, results: CachedResults) -> dict[str, Metric]:
         """What every verdict of a suite depends on, beside what its processes have."""
-        from ci.child import declared, table
-        from ci.results import folder_digest
+        from ci.work.child import declared, table
+        from ci.work.results import folder_digest
 
         is_folder = self.tests.is_dir()
         return {
@@ -184,7 +184,7 @@ def worker_environment(
     qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
 ) -> dict[str, str]:
     """The variables that ExecuTorch's QNN tests are run with."""
-    from ci.child import closed, declared, table
+    from ci.work.child import closed, declared, table
 
     return {
         **closed(qnn_environment.merged(environ)),

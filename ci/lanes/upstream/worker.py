@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from ci.child import Meter
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import (
     Part,
@@ -28,8 +27,9 @@ from ci.lanes.upstream.suite import (
     UpstreamVerdict,
     upstream_suites,
 )
-from ci.outcome import InTrouble, of_text
-from ci.plain import as_json, read
+from ci.work.child import Meter
+from ci.work.outcome import InTrouble, of_text
+from ci.work.plain import as_json, read
 
 SEED = 0
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ci import outcome
+from ci.work import outcome
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS

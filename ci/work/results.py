@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ci.digests import Digests, installed, site_folders
-from ci.plain import Facts
+from ci.work.digests import Digests, installed, site_folders
+from ci.work.plain import Facts
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
@@ -239,7 +239,7 @@ def surroundings(
 ) -> dict[str, Json]:
     """The rows of a key that all work of one home shares. `packages` is an environment of the suite's own,
     and `project` what it has editable."""
-    from ci.child import table
+    from ci.work.child import table
 
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
     folders, digests = site_folders(packages), Digests(store)

@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci import child
-from ci.outcome import reply_of
+from ci.work import child
+from ci.work.outcome import reply_of
 
 START_SECONDS = 300
 """For importing torch and executorch on a busy machine."""
@@ -236,4 +236,4 @@ def _children() -> Iterator[int]:
 
 if __name__ == "__main__":
     # Tasks import this module by its name: they must find what this process knows.
-    importlib.import_module("ci.template").main()
+    importlib.import_module("ci.work.template").main()

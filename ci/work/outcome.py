@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
-from ci.jobs import Line, failed
-from ci.plain import Facts
+from ci.work.jobs import Line, failed
+from ci.work.plain import Facts
 from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError, causes
 from provisioning.base.files import OF_MACHINE, disk_error, write_all

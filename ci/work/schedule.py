@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ci import child
-from ci.jobs import Job, JobProgress, Line, core_shares, default_slots, longest_first, memory_budget
-from ci.outcome import (
+from ci.work import child
+from ci.work.jobs import Job, JobProgress, Line, core_shares, default_slots, longest_first, memory_budget
+from ci.work.outcome import (
     Failure,
     Refused,
     TaskOutcome,
@@ -39,7 +39,7 @@ from ci.outcome import (
     tail,
     task_outcome,
 )
-from ci.template import ORDER, READY, REPLY
+from ci.work.template import ORDER, READY, REPLY
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.progress import bar_for
 from provisioning.base.settings import ROOT
@@ -369,7 +369,14 @@ class Template:
         try:
             with theirs, log:
                 self._process = subprocess.Popen(
-                    [home.python, "-m", "ci.template", str(theirs.fileno()), home.prepare, *home.arguments],
+                    [
+                        home.python,
+                        "-m",
+                        "ci.work.template",
+                        str(theirs.fileno()),
+                        home.prepare,
+                        *home.arguments,
+                    ],
                     cwd=ROOT,
                     env=dict(home.environment),
                     stdin=subprocess.DEVNULL,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ci.jobs import Job, Line, WorkOptions
-from ci.outcome import Failure, Refused, Result, TaskOutcome, line_of, of_error
-from ci.plain import Facts, read
-from ci.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
-from ci.template import TEMPORARY
-from ci.work import ChildTask, Exports, Home, run
+from ci.work.jobs import Job, Line, WorkOptions
+from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of, of_error
+from ci.work.plain import Facts, read
+from ci.work.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
+from ci.work.schedule import ChildTask, Exports, Home, run
+from ci.work.template import TEMPORARY
 from provisioning.base.errors import ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric

@@ -1,0 +1,1 @@
+"""Named work in child processes, kept under the digest of its inputs."""
