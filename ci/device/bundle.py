@@ -41,6 +41,7 @@ from provisioning.environment import provision_flags, resolve, why_no_phone
 from provisioning.manifest import Soc, soc_named
 
 SIGNATURE_SECONDS = 300
+DEVELOPMENT = "development"
 
 TARGETS = (ANDROID, "aarch64-linux", WINDOWS)
 
@@ -56,6 +57,8 @@ class BundleOptions:
     lpai: bool
     signed: Path | None
     root: Path | None
+    purpose: str
+    """The devices that the signed skel is for: production or development."""
     output: Path | None
 
 
@@ -88,7 +91,7 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     items = [*draft.items, *bundle_contents.file_items(options.files)]
     stage.findings += check(items, draft.models, target, selection.soc, soc)
     if signed := [item.path for item in items if item.kind == "signed"]:
-        stage.findings += signature_findings(signed, options.root)
+        stage.findings += signature_findings(signed, options.root, options.purpose)
     build_id = sdk_build(items)
     stage.metrics |= {"files": len(items), "qnn_build_id": build_id, "soc": selection.soc}
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
@@ -208,13 +211,17 @@ def _file(root: Path, kind: str, place: str) -> BundledFile:
     return BundledFile(place, kind, artifact.sha256, artifact.size)
 
 
-def signature_findings(libraries: Sequence[Path], root: Path | None) -> tuple[Finding, ...]:
-    """An error for what is not signed or does not fit its hashes, or does not end in `root`.
+def signature_findings(libraries: Sequence[Path], root: Path | None, purpose: str) -> tuple[Finding, ...]:
+    """An error for what is not signed for these devices, does not fit its hashes, or does not end in `root`.
 
-    Where no root is named, a warning says that somebody unknown signed.
+    For development the root may be missing: a warning then says that somebody unknown signed.
     """
-    command = [sys.executable, "-m", "ci", "signing", "verify", "--allow-unchecked", "signature"]
-    command += ["--root", str(root.absolute())] if root else ["--allow-unchecked", "root"]
+    command = [sys.executable, "-m", "ci", "signing", "verify", "--for", purpose]
+    command += ["--allow-unchecked", "signature"]
+    if root:
+        command += ["--root", str(root.absolute())]
+    elif purpose == DEVELOPMENT:
+        command += ["--allow-unchecked", "root"]
     with tempfile.TemporaryDirectory(prefix="qnn-ci-") as reports:
         command += ["--reports", reports, *(str(path.absolute()) for path in libraries)]
         process = captured(command, cwd=ROOT, timeout=SIGNATURE_SECONDS)

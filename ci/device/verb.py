@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import add_timeout, repeatable, switch, valued
+from provisioning.base.command_line import add_purpose, add_timeout, repeatable, switch, valued
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -71,7 +71,7 @@ class BundleVerb:
     EXAMPLES = """\
   nox -s bundle -- --profile qnn-2.37 --soc SM8750 --target aarch64-android model.pte
   nox -s bundle -- --soc SM8650 --target aarch64-linux a.pte b.pte -o /tmp/bundle
-  nox -s bundle -- --profile qnn-2.48 --soc SM8850 --target aarch64-android --lpai model.pte
+  nox -s bundle -- --profile qnn-2.48 --soc SM8850 --target aarch64-android --lpai --root oem.pem m.pte
   nox -s bundle -- --profile wheels-2.51 --soc SC8380XP --target aarch64-windows out/model_ctx.onnx
   nox -s bundle -- --profile wheels-2.51 --soc SM8750 --target aarch64-linux out/
   nox -s bundle -- --soc QCS9100 --target aarch64-linux --runner llama_main --file tokenizer.bin llama.pte
@@ -92,6 +92,7 @@ class BundleVerb:
         switch(parser, "--lpai", "add LPAI's libraries and its signed skel")
         valued(parser, "--signed", "DIR", "the overlay of sign_lpai [dist/overlay]", type=Path)
         valued(parser, "--root", "CERT", "the root certificate that the signed skel must end in", type=Path)
+        add_purpose(parser)
         parser.add_argument(
             "--output",
             "-o",
@@ -113,6 +114,7 @@ class BundleVerb:
             lpai=args.lpai,
             signed=args.signed,
             root=args.root,
+            purpose=args.purpose,
             output=args.output,
         )
         selection = selection_of(args)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509 import verification
@@ -22,6 +24,8 @@ from provisioning.base.errors import UsageError
 PADDING = b"\xff"
 ALIGN = 16
 MOST_CERTIFICATES = 16
+TEST_KEY = re.compile(r"General Use Test Key\b.*\(for testing only\)")
+"""The organisational unit in the test roots of Qualcomm's signing tools, whose keys are public."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,34 @@ def chain_with(chain: Sequence[x509.Certificate], root: x509.Certificate | None)
     last = chain[-1]
     left_out = root is not None and last != root and last.subject != last.issuer
     return [*chain, root] if root is not None and left_out else list(chain)
+
+
+def broken_link(chain: Sequence[x509.Certificate]) -> str:
+    """Why the certificates are not one path, each signed by the next; empty if they are one (RFC 5280, 6.1).
+
+    `problem` cannot tell: its verifier looks for a path and ignores certificates that are not on it."""
+    for index, (certificate, issuer) in enumerate(itertools.pairwise(chain)):
+        try:
+            certificate.verify_directly_issued_by(issuer)
+        except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
+            return (
+                f"certificate {index} {name_of(certificate)} is not issued by "
+                f"certificate {index + 1} {name_of(issuer)}"
+            )
+    for (index, one), (other_index, other) in itertools.combinations(enumerate(chain), 2):
+        if one.subject == other.subject and one.public_key() == other.public_key():
+            return f"certificates {index} and {other_index} have one name and key {name_of(one)}"
+    return ""
+
+
+def test_key(chain: Sequence[x509.Certificate]) -> str:
+    """The first name in the chain that says that its key is for tests; empty without one."""
+    for certificate in chain:
+        for name in (certificate.subject, certificate.issuer):
+            for unit in name.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME):
+                if TEST_KEY.search(str(unit.value)):
+                    return f"<{printable(name.rfc4514_string())}>"
+    return ""
 
 
 def problem(chain: Sequence[x509.Certificate], at: dt.datetime) -> str:

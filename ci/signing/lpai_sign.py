@@ -14,10 +14,10 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from ci.signing import lpai_libraries, lpai_signers, signed_library, verification
+from ci.signing import lpai_libraries, rehearsal, signed_library, signed_writer, verification
+from ci.signing.elfsigner import Consent, Elfsigner, Unexpected, interpreter
 from ci.signing.lpai_libraries import Chip
-from ci.signing.lpai_signers import Consent, Elfsigner, Unexpected, interpreter
-from ci.signing.verification import STATEMENT
+from ci.signing.verification import ExpectedSignature, Purpose
 from provisioning import licences
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import replace_bytes
@@ -60,8 +60,8 @@ def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
     qnn = lpai_libraries.check_qnn(chip, roots.get("qnn-sdk"), files)
     lpai_libraries.require_fit(chip, roots.get("qnn-sdk"), files)
     if options.signer == "dev":
-        signer = _rehearsal(lpai_signers.new_signer())
-        sys.stdout.write(f"{STATEMENT}\n")
+        signer = _rehearsal(rehearsal.new_signer())
+        sys.stdout.write(f"{rehearsal.STATEMENT}\n")
     else:
         assert environment is not None
         signer = _elfsigner(options, environment, selection, chip, files)
@@ -117,7 +117,8 @@ def _sign_one(source: Path, signer: Signer, work: Path, into: Path) -> tuple[Pat
     work.mkdir()
     result = signer.library(source, work)
     place = into / source.name
-    verdict = verification.verify_file(result, verification.ExpectedSignature(root=signer.root))
+    expected = ExpectedSignature(root=signer.root, purpose=Purpose.DEVELOPMENT)
+    verdict = verification.verify_file(result, expected)
     waivers = (verification.SIGNATURE, verification.ROOT)
     findings = [
         finding
@@ -148,11 +149,11 @@ def _keep(folder: Path, into: Path) -> list[Artifact]:
     return [Artifact.of("unexpected", path) for path in sorted(into.rglob("*")) if path.is_file()]
 
 
-def _rehearsal(chain: lpai_signers.KeyAndChain) -> Signer:
+def _rehearsal(chain: rehearsal.KeyAndChain) -> Signer:
     def library(source: Path, into: Path) -> Path:
         with signed_library.mapped(source) as data:
             try:
-                signed = lpai_signers.rehearse(data, chain)
+                signed = signed_writer.sign_library(data, chain)
             except UsageError as error:
                 raise UsageError(f"{source}: {error.message}", fix=error.fix) from error
         path = into / source.name

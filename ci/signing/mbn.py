@@ -14,7 +14,10 @@ from ci.signing.elf_headers import BadLibrary
 
 ABSENT = 0xFFFFFFFF
 METADATA_SIZE = 120
+V6_HEADER_SIZE = 4 * 12
 V7_COMMON_SIZE = 24
+V7_METADATA = struct.Struct("<18I8Q5I64sI")
+V7_METADATA_VERSION = 2
 
 HEADER = "MBN header"
 COMMON = "common metadata"
@@ -175,6 +178,27 @@ def parse_metadata(data: bytes) -> Metadata:
         anti_rollback=numbers[29],
         note=printable(data[METADATA_SIZE:].rstrip(b"\0").decode("ascii", "backslashreplace")),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class V7Metadata:
+    """What a signature of version 7 is for, as far as verification asks for it."""
+
+    anti_rollback: int
+    serials: tuple[int, ...]
+    oem_id: int
+    model_id: int
+
+
+def parse_v7_metadata(data: bytes) -> V7Metadata | None:
+    """The OEM's metadata of version 7; None for a layout that is not public."""
+    if len(data) < V7_METADATA.size:
+        return None
+    fields = V7_METADATA.unpack_from(data)
+    if fields[0] != V7_METADATA_VERSION:
+        return None
+    serials = tuple(number for number in fields[18:26] if number)
+    return V7Metadata(anti_rollback=fields[2], serials=serials, oem_id=fields[26], model_id=fields[27])
 
 
 def v6_signed_part(metadata: bytes, hashes: bytes, signature_size: int, certificates_size: int) -> bytes:

@@ -35,7 +35,7 @@ _ZEROS = bytes(1 << 16)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes that no hash covers."""
+    """Bytes that nothing verifies."""
 
     start: int
     end: int

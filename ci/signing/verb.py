@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import answer, units
-from provisioning.base.command_line import switch, valued
+from provisioning.base.command_line import add_purpose, switch, valued
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
 from provisioning.base.foreign import limited
@@ -21,13 +21,14 @@ from provisioning.base.settings import reports_path
 from provisioning.dist import SIGNED
 
 if TYPE_CHECKING:
-    from ci.signing.verification import ExpectedSignature, Verification
+    from ci.signing.verification import ExpectedSignature, Purpose, Verification
     from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
   python -m ci signing inspect dist/overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so
   python -m ci signing inspect --json *.so
-  python -m ci signing verify libQnnLpaiSkel.so --root oem-root.pem --sw-id adsp
+  python -m ci signing verify libQnnLpaiSkel.so --root oem-root.pem --sw-id adsp --allow-unchecked signature
+  python -m ci signing verify libQnnLpaiSkel.so --for development --root dist/overlay/development-root.pem
 """
 
 SOFTWARE_IDS = {"adsp": 0x04, "cdsp": 0x17, "slpi": 0x18}
@@ -41,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ):
         action = verbs.add_parser(name, help=summary, description=summary)
         action.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    add_purpose(action)
     valued(action, "--root", "CERT", "the root certificate of the chain", type=Path)
     valued(action, "--sw-id", "ID", "adsp, cdsp, slpi or a number")
     valued(action, "--hw-id", "ID", "chip and OEM")
@@ -50,12 +52,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         choices=("root", "signature"),
-        help="accept that this was not checked: no --root, no public format",
+        help="accept that this was not checked: no --root (development only), no public format",
     )
     action.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.signing.verification import ROOT, Purpose
     from provisioning.base.stage_run import StageRun
 
     size = sum(path.stat().st_size for path in args.files if path.is_file())
@@ -67,19 +70,25 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun("signing_verify", "", "", session("signing", *sys.argv[2:]))
     reports = reports_path(args.reports)
     with stage.reported(reports, "signing-stopped"), limits:
-        binding = _binding_of(args.root, args.sw_id, args.hw_id, args.serial)
+        purpose = Purpose(args.purpose)
+        if purpose is Purpose.PRODUCTION and ROOT in args.allow_unchecked:
+            raise UsageError(
+                "--allow-unchecked root: anybody can make a chain, so production needs the root",
+                fix="--root CERT, or --for development",
+            )
+        binding = _binding_of(args.root, args.sw_id, args.hw_id, args.serial, purpose)
         code = verify(args.files, binding, tuple(args.allow_unchecked), stage)
     stage.finish().write(reports)
     return code
 
 
 def inspect(files: Sequence[Path]) -> int:
-    from ci.signing import verification
+    from ci.signing import inspection
     from ci.signing.verification import SignedBy
 
-    inspections = [verification.inspect(path) for path in files]
+    inspections = [inspection.inspect(path) for path in files]
     answer.add(files=[asdict(file) for file in inspections])
-    sys.stdout.write("\n".join(map(verification.as_text, inspections)))
+    sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
     return exit_code_of(good=all(file.kind != SignedBy.DAMAGED.value for file in inspections))
 
 
@@ -104,7 +113,7 @@ def verify(
 
 
 def _binding_of(
-    root: Path | None, software: str | None, hardware: str | None, serial: str | None
+    root: Path | None, software: str | None, hardware: str | None, serial: str | None, purpose: Purpose
 ) -> ExpectedSignature:
     from ci.signing.certificates import read_root
     from ci.signing.verification import ExpectedSignature
@@ -114,6 +123,7 @@ def _binding_of(
         software_id=SOFTWARE_IDS.get(software or "") or _number("--sw-id", software),
         hardware_id=_number("--hw-id", hardware),
         serial=_serial(serial) if serial is not None else None,
+        purpose=purpose,
     )
 
 
@@ -142,14 +152,14 @@ def _number(flag: str, text: str | None) -> int | None:
 
 
 def _as_text(path: Path, result: Verification, waivers: Sequence[str]) -> str:
-    from ci.signing.verification import STATEMENT
+    from ci.signing.rehearsal import STATEMENT
 
     rows = [(f"  {check.part}", check.status.value, check.message) for check in result.checks]
     lines = [f"{path}: {result.verdict(waivers).upper()}, {result.signer.value}"]
     lines += units.aligned(rows)
-    if result.unhashed:
-        lines.append("  covered by no hash:")
-        lines += [f"    {gap.start:#x}..{gap.end:#x}  {gap.what}" for gap in result.unhashed]
+    if result.unverified:
+        lines.append("  not verified:")
+        lines += [f"    {gap.start:#x}..{gap.end:#x}  {gap.what}" for gap in result.unverified]
     if result.rehearsal:
         lines.append(f"  {STATEMENT}")
     return "\n".join(lines) + "\n"

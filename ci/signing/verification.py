@@ -1,5 +1,4 @@
-"""Whether a signature holds: each check has a name, and passed, failed or could not be made. And what a
-library's signature is, for people and for programs.
+"""Whether a signature holds: each check has a name, and passed, failed or could not be made.
 
 Only a rehearsal's signature can be checked: what Qualcomm's own cover, and in which encoding, is not
 public.
@@ -10,37 +9,18 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
-from cryptography.x509.oid import NameOID
 
-from ci.signing import certificates, mbn, signed_library
-from ci.signing.certificates import Certificate
+from ci.signing import certificates, mbn, rehearsal, signed_library
 from ci.signing.elf_headers import BadLibrary, Bytes
 from ci.signing.signed_library import NAMELESS, Range, Signed
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.units import aligned
-
-REHEARSAL = "REHEARSAL OF SIGNING (NOT FOR DEVICES)"
-"""An organisational unit in the subject of every certificate of a rehearsal: its mark."""
-
-STATEMENT = "REHEARSAL OF SIGNING: the root was made for it, and no device is known to accept it."
-
-DIGEST = "sha384"
-REHEARSAL_SIZE = 96
-"""ECDSA on P-384: r and s, big-endian, 48 bytes each."""
-
-_HALF = REHEARSAL_SIZE // 2
-
 
 UNSIGNED = "unsigned"
 STRUCTURE = "structure"
@@ -50,9 +30,11 @@ SEGMENTS = "segments"
 SIGNATURE = "signature"
 CHAIN = "chain"
 ROOT = "root"
+PURPOSE = "production"
+SERIAL = "serial"
 INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE)
 """If one of these fails, the bytes are not those that were signed."""
-ESSENTIAL = (*INTEGRITY, CHAIN, ROOT)
+ESSENTIAL = (*INTEGRITY, CHAIN, ROOT, PURPOSE)
 """A file counts as verified only if each of these passed, as far as its kind of signature has them."""
 
 
@@ -62,7 +44,17 @@ _UNSIGNED = Fix("sign it: {}", ("sign_lpai",))
 _FIXES = {
     ROOT: "--root CERT",
     SIGNATURE: "--allow-unchecked signature",
+    SERIAL: "--serial 0x…, the device's",
 }
+_FOR_PRODUCTION = "sign it with your OEM's service; for development devices: --for development"
+_FAILED_FIXES: Mapping[str, str | Fix] = {UNSIGNED: _UNSIGNED, ROOT: _FIXES[ROOT], PURPOSE: _FOR_PRODUCTION}
+
+
+class Purpose(str, enum.Enum):
+    """The devices that a library is for."""
+
+    PRODUCTION = "production"
+    DEVELOPMENT = "development"
 
 
 class SignedBy(str, enum.Enum):
@@ -103,6 +95,7 @@ class ExpectedSignature:
     software_id: int | None = None
     hardware_id: int | None = None
     serial: int | None = None
+    purpose: Purpose = Purpose.PRODUCTION
     at: dt.datetime | None = None
     """The moment to judge validity at; None is now."""
 
@@ -110,10 +103,11 @@ class ExpectedSignature:
 @dataclass(frozen=True, slots=True)
 class Verification:
     checks: tuple[SignatureCheck, ...]
-    unhashed: tuple[Range, ...] = ()
+    unverified: tuple[Range, ...] = ()
+    """What the file contains beyond what was verified."""
     rehearsal: bool = False
     test: bool = False
-    """Bound to single devices by their serials."""
+    """Whether it is bound to single devices by their serials, or signed with a test key."""
 
     @property
     def failed(self) -> list[SignatureCheck]:
@@ -164,19 +158,21 @@ def verify(data: Bytes, binding: ExpectedSignature | None = None) -> Verificatio
     except BadLibrary as damage:
         unhashed, nameless = (), [damage.message]
     chain, error = chain_of(signed)
-    statement, bound = "", False
+    statement = ""
     with suppress(BadLibrary):  # `_bindings` reports it
         # Only a rehearsal writes a text into the metadata.
         statement = signed.metadata.note if signed.metadata else ""
-        bound = bool(bindings(signed).serials)
-    rehearsal = is_rehearsal(chain) or bool(statement)
-    checks = (
+    is_rehearsal = rehearsal.has_mark(chain) or bool(statement)
+    checks = [
         *_structure(signed, nameless),
         *_hashes(data, signed),
-        *_authority(signed, chain, error, rehearsal, binding),
+        *_authority(signed, chain, error, is_rehearsal, binding),
         *_bindings(signed, binding),
-    )
-    return Verification(checks, unhashed, rehearsal, bound)
+    ]
+    if binding.purpose is Purpose.PRODUCTION:
+        checks.append(_purpose(signed, chain, is_rehearsal, binding.root))
+    unverified = (*unhashed, *_unverified_parts(signed, checks))
+    return Verification(tuple(checks), unverified, is_rehearsal, is_for_tests(signed, chain))
 
 
 def verify_file(path: Path, binding: ExpectedSignature | None = None) -> Verification:
@@ -258,7 +254,7 @@ def chain_of(signed: Signed) -> tuple[list[x509.Certificate], str]:
 
 
 def _authority(
-    signed: Signed, chain: list[x509.Certificate], error: str, rehearsal: bool, binding: ExpectedSignature
+    signed: Signed, chain: list[x509.Certificate], error: str, is_rehearsal: bool, binding: ExpectedSignature
 ) -> Iterator[SignatureCheck]:
     """Signature, chain, root."""
     at = binding.at or dt.datetime.now(dt.timezone.utc)
@@ -266,13 +262,13 @@ def _authority(
         yield SignatureCheck(CHAIN, Status.FAILED, error)
         yield SignatureCheck(SIGNATURE, Status.FAILED, "there is no attestation certificate to check it with")
         return
-    yield _signature(signed, chain[0], rehearsal)
+    yield _signature(signed, chain[0], is_rehearsal)
     if signed.container.part(mbn.QTI_SIGNATURE).size:
         yield SignatureCheck(
             "QTI signature", Status.UNCHECKED, "what Qualcomm's own signature covers is not public"
         )
     full = certificates.chain_with(chain, binding.root)
-    problem = certificates.problem(full, at)
+    problem = certificates.broken_link(full) or certificates.problem(full, at)
     moment = at.isoformat(timespec="seconds")
     if problem:
         yield SignatureCheck(CHAIN, Status.FAILED, f"it does not hold at {moment}: {problem}")
@@ -290,14 +286,14 @@ def _authority(
         yield SignatureCheck(ROOT, Status.FAILED, message)
 
 
-def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -> SignatureCheck:
+def _signature(signed: Signed, attestation: x509.Certificate, is_rehearsal: bool) -> SignatureCheck:
     signature = signed.part(mbn.SIGNATURE)
     if not any(signature):
         # No scheme has a signature of zeros: r and s of ECDSA are at least 1, and RSA's is padded.
         return SignatureCheck(SIGNATURE, Status.FAILED, "it is all zeros" if signature else "there is none")
-    if rehearsal:
+    if is_rehearsal:
         message = "by the attestation key over MBN header, metadata and hash table"
-        if verify_rehearsal(attestation.public_key(), signature, signed.signed_part):
+        if rehearsal.is_signature(attestation.public_key(), signature, signed.signed_part):
             return SignatureCheck(SIGNATURE, Status.PASSED, message)
         return SignatureCheck(SIGNATURE, Status.FAILED, f"is not one {message}")
     return SignatureCheck(
@@ -306,6 +302,52 @@ def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -
         f"the range and encoding of MBN v{signed.container.version} signatures are not public, so another "
         "library with the same chain would not be noticed",
     )
+
+
+def is_for_tests(signed: Signed, chain: Sequence[x509.Certificate]) -> bool:
+    """Whether it is bound to single devices, or signed with a key that is known to be for tests."""
+    with suppress(BadLibrary):
+        if bindings(signed).serials:
+            return True
+    return bool(certificates.test_key(chain))
+
+
+def _purpose(
+    signed: Signed, chain: list[x509.Certificate], is_rehearsal: bool, root: x509.Certificate | None
+) -> SignatureCheck:
+    """Whether the library is for the devices that people buy, as far as its signature says."""
+    if is_rehearsal:
+        message = "a rehearsal's signature, which no device is known to accept"
+        return SignatureCheck(PURPOSE, Status.FAILED, message)
+    if name := certificates.test_key([*chain, root] if root else chain):
+        message = f"a test signature: {name} says that its key is for tests"
+        return SignatureCheck(PURPOSE, Status.FAILED, message)
+    try:
+        serials = bindings(signed).serials
+    except BadLibrary as error:
+        return SignatureCheck(PURPOSE, Status.FAILED, error.message)
+    if serials:
+        message = f"a test signature: it is bound to single devices ({', '.join(map(hex, serials))})"
+        return SignatureCheck(PURPOSE, Status.FAILED, message)
+    if serials is None:
+        message = "the form of its metadata is not public, so it may be bound to single devices"
+        return SignatureCheck(PURPOSE, Status.UNCHECKED, message)
+    message = "no rehearsal, no known test key, bound to no single device"
+    return SignatureCheck(PURPOSE, Status.PASSED, message)
+
+
+def _unverified_parts(signed: Signed, checks: Iterable[SignatureCheck]) -> Iterator[Range]:
+    """The parts of the hash segment that no check verified."""
+    passed = {check.part for check in checks if check.status is Status.PASSED}
+    names = [mbn.QTI_SIGNATURE, mbn.QTI_CERTIFICATES]
+    if SIGNATURE not in passed:
+        names += [mbn.HEADER, mbn.COMMON, mbn.QTI_METADATA, mbn.METADATA, mbn.HASHES, mbn.SIGNATURE]
+    if CHAIN not in passed:
+        names.append(mbn.CERTIFICATES)
+    start = signed.hash_segment.offset
+    for part in signed.container.parts:
+        if part.name in names and part.size:
+            yield Range(start + part.start, start + part.end, f"{part.name} of the hash segment")
 
 
 def _bindings(signed: Signed, binding: ExpectedSignature) -> Iterator[SignatureCheck]:
@@ -317,13 +359,13 @@ def _bindings(signed: Signed, binding: ExpectedSignature) -> Iterator[SignatureC
     for part, number, actual in (
         ("software id", binding.software_id, _single(facts.software_id)),
         ("hardware id", binding.hardware_id, _single(facts.hardware_id)),
-        ("serial", binding.serial, facts.serials),
+        (SERIAL, binding.serial, facts.serials),
     ):
         values = ", ".join(map(hex, actual or ())) or "none"
         if number is None:
-            if part == "serial" and actual:
+            if part == SERIAL and actual:
                 message = f"bound to {values}; no device was named"
-                yield SignatureCheck(part, Status.UNCHECKED, message)
+                yield SignatureCheck(part, Status.UNCHECKED, message, asked=True)
         elif actual is None:
             message = f"where MBN v{signed.container.version} keeps it is not public"
             yield SignatureCheck(part, Status.UNCHECKED, message, asked=True)
@@ -352,7 +394,17 @@ class Bindings:
 def bindings(signed: Signed) -> Bindings:
     """Read from the metadata of version 6, or the common metadata of version 7."""
     if signed.container.version == 7:
-        return Bindings(software_id=signed.container.common["software_id"])
+        software_id = signed.container.common["software_id"]
+        known = mbn.parse_v7_metadata(signed.part(mbn.METADATA))
+        if known is None:
+            return Bindings(software_id)
+        return Bindings(
+            software_id,
+            oem_id=known.oem_id,
+            model_id=known.model_id,
+            serials=known.serials,
+            anti_rollback=known.anti_rollback,
+        )
     metadata = signed.metadata
     if metadata is None:
         return Bindings()
@@ -367,32 +419,6 @@ def _verdict(part: str, problems: list[str], good: str) -> Iterator[SignatureChe
         yield SignatureCheck(part, Status.PASSED, good)
 
 
-def is_rehearsal(certificates: list[x509.Certificate]) -> bool:
-    """Whether the chain is a rehearsal's. One name with the mark is enough."""
-    return any(
-        attribute.value == REHEARSAL
-        for certificate in certificates
-        for name in (certificate.subject, certificate.issuer)
-        for attribute in name.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
-    )
-
-
-def sign_rehearsal(private: ec.EllipticCurvePrivateKey, signed: bytes) -> bytes:
-    r, s = decode_dss_signature(private.sign(signed, ec.ECDSA(hashes.SHA384())))
-    return r.to_bytes(_HALF, "big") + s.to_bytes(_HALF, "big")
-
-
-def verify_rehearsal(public: object, signature: bytes, signed: bytes) -> bool:
-    if not isinstance(public, ec.EllipticCurvePublicKey) or len(signature) != REHEARSAL_SIZE:
-        return False
-    r, s = (int.from_bytes(half, "big") for half in (signature[:_HALF], signature[_HALF:]))
-    try:
-        public.verify(encode_dss_signature(r, s), signed, ec.ECDSA(hashes.SHA384()))
-    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
-        return False
-    return True
-
-
 def findings_of(path: Path, result: Verification, *, waivers: Iterable[str] = ()) -> Iterator[Finding]:
     """Errors for what failed or is not proven, a warning for a rehearsal, notes for the rest."""
     subject = str(path)
@@ -403,7 +429,7 @@ def findings_of(path: Path, result: Verification, *, waivers: Iterable[str] = ()
                 yield Finding(SIGNER_KNOWN, Severity.NOTE, subject, check.message, "")
             continue
         if check.status is Status.FAILED:
-            fix = {UNSIGNED: _UNSIGNED, ROOT: _FIXES[ROOT]}.get(check.part, _SIGN_AGAIN)
+            fix = _FAILED_FIXES.get(check.part, _SIGN_AGAIN)
             rule = f"signing-{check.part.replace(' ', '-')}"
             yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", fix)
         elif check.essential and check.part not in waivers:
@@ -421,123 +447,6 @@ def findings_of(path: Path, result: Verification, *, waivers: Iterable[str] = ()
             "signing-development-only",
             Severity.WARNING,
             subject,
-            STATEMENT,
+            rehearsal.STATEMENT,
             "sign with elfsigner, or with your OEM's service, for devices that people buy",
         )
-
-
-# What a signature is, for people and for programs
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    file: str
-    kind: str
-    bits: int | None = None
-    arch: int | None = None
-    segments: int | None = None
-    mbn_version: int | None = None
-    hash_algorithm: str | None = None
-    hashes: int | None = None
-    software_id: int | None = None
-    hardware_id: int | None = None
-    oem_id: int | None = None
-    model_id: int | None = None
-    serials: tuple[int, ...] | None = None
-    anti_rollback: int | None = None
-    signature_size: int | None = None
-    qti_signature_size: int | None = None
-    certificates: tuple[Certificate, ...] = ()
-    qti_certificates: tuple[Certificate, ...] = ()
-    note: str = ""
-    problems: tuple[str, ...] = ()
-
-
-def inspect(path: Path) -> Inspection:
-    """Raises UsageError if the file cannot be opened. Damage is described, not raised."""
-    with signed_library.mapped(path) as data:
-        try:
-            elf, signed = signed_library.parse(data)
-        except BadLibrary as error:
-            return Inspection(str(path), SignedBy.DAMAGED.value, problems=(error.message,))
-        plain = Inspection(
-            str(path), SignedBy.UNSIGNED.value, elf.format.bits, elf.arch, segments=len(elf.segments)
-        )
-        return plain if signed is None else _signed(str(path), signed)
-
-
-def as_text(file: Inspection) -> str:
-    rows = [(f"  {name}", value) for name, value in _rows(file) if value]
-    return "\n".join([file.file, *aligned(rows)]) + "\n"
-
-
-def _signed(file: str, signed: signed_library.Signed) -> Inspection:
-    problems = list(signed.container.problems)
-    bound = Bindings()
-    note = ""
-    try:
-        bound = bindings(signed)
-        note = signed.metadata.note if signed.metadata else ""
-    except BadLibrary as error:
-        problems.append(error.message)
-    # Whether it ends in a known root, `verify` says.
-    kind = SignedBy.TEST if bound.serials else SignedBy.UNKNOWN
-    if note or is_rehearsal(chain_of(signed)[0]):
-        kind = SignedBy.REHEARSAL
-    digest = signed.container.digest
-    return Inspection(
-        file=file,
-        kind=kind.value,
-        bits=signed.elf.format.bits,
-        arch=signed.elf.arch,
-        segments=len(signed.elf.segments)
-        - (1 if signed.head_index is None else signed_library.SIGNING_HEADERS),
-        mbn_version=signed.container.version,
-        hash_algorithm=digest,
-        hashes=signed.container.part(mbn.HASHES).size // hashlib.new(digest).digest_size if digest else None,
-        **asdict(bound),
-        signature_size=signed.container.part(mbn.SIGNATURE).size,
-        qti_signature_size=signed.container.part(mbn.QTI_SIGNATURE).size,
-        certificates=_certificates(signed.part(mbn.CERTIFICATES), problems),
-        qti_certificates=_certificates(signed.part(mbn.QTI_CERTIFICATES), problems),
-        note=note,
-        problems=tuple(problems),
-    )
-
-
-def _certificates(area: bytes, problems: list[str]) -> tuple[Certificate, ...]:
-    try:
-        return tuple(map(certificates.describe, certificates.load(certificates.split(area))))
-    except BadLibrary as error:
-        problems.append(error.message)
-        return ()
-
-
-def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
-    yield "signature", inspection.kind
-    if inspection.bits:
-        hexagon = f"Hexagon v{inspection.arch}" if inspection.arch else "not Hexagon"
-        yield "library", f"ELF{inspection.bits}, {hexagon}"
-        yield "segments", str(inspection.segments)
-    if inspection.mbn_version:
-        yield "hash segment", f"MBN v{inspection.mbn_version}, {inspection.hashes or '?'} hashes"
-        yield "hash algorithm", (inspection.hash_algorithm or "not publicly defined").upper()
-        yield "signature size", f"{inspection.signature_size} bytes"
-        if inspection.qti_signature_size:
-            yield "QTI signature size", f"{inspection.qti_signature_size} bytes"
-    for name in ("software_id", "hardware_id", "oem_id", "model_id"):
-        value = getattr(inspection, name)
-        yield name.replace("_", " "), "" if value is None else f"{value:#x}"
-    if inspection.serials is not None:
-        yield "serials", ", ".join(f"0x{serial:08x}" for serial in inspection.serials) or "bound to none"
-    yield "anti-rollback", "" if inspection.anti_rollback is None else str(inspection.anti_rollback)
-    for role, chain in (("", inspection.certificates), ("QTI ", inspection.qti_certificates)):
-        for index, certificate in enumerate(chain):
-            yield f"{role}certificate {index}", certificate.subject
-            yield "  valid", f"{certificate.not_before} to {certificate.not_after}"
-            yield "  key", f"{certificate.key}, signed with {certificate.signature_hash.upper()}"
-            for unit in certificate.organisational_units:
-                yield "  OU", unit
-    yield "note", inspection.note
-    for problem in inspection.problems:
-        yield "problem", problem

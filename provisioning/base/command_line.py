@@ -165,6 +165,17 @@ def valued(parser: argparse._ActionsContainer, flag: str, metavar: str, help: st
     parser.add_argument(flag, metavar=metavar, help=help, **more)
 
 
+def add_purpose(parser: argparse._ActionsContainer) -> None:
+    """Add --for: the devices that a signed library is for."""
+    parser.add_argument(
+        "--for",
+        dest="purpose",
+        choices=("production", "development"),
+        default="production",
+        help="the devices that it is for; development takes rehearsals and test signatures [%(default)s]",
+    )
+
+
 def repeatable(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, **more: Any) -> None:
     """Add a flag that may be repeated: its values are a list, empty without the flag."""
     parser.add_argument(

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ci.signing import lpai_libraries, signed_library, verification
-from ci.signing.lpai_signers import Consent, Elfsigner
+from ci.signing.elfsigner import Consent, Elfsigner
+from ci.signing.verification import ExpectedSignature, Purpose
 from provisioning import licences
 from provisioning.base.errors import CheckFailed
 from tests.support import hexagon_sdk
@@ -83,7 +84,8 @@ def test_the_skel_is_signed_into_the_overlay_and_the_sdk_is_left_alone(world: Wo
     assert (done.returncode, done.stderr.count(DISCLAIMER.strip())) == (0, 1)
     signed = world.overlay / "libQnnLpaiSkel.so"
     original = world.qnn / "lib" / "lpai-v6" / "unsigned" / "libQnnLpaiSkel.so"
-    assert not verification.verify_file(signed).failed
+    development = ExpectedSignature(purpose=Purpose.DEVELOPMENT)
+    assert not verification.verify_file(signed, development).failed
     assert signed_library.differences(original.read_bytes(), signed.read_bytes()) == []
     assert snapshot(world.qnn) | snapshot(world.hexagon / "tools") == before
 

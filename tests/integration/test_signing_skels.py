@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ci.signing import lpai_signers, signed_library, verification
-from ci.signing.verification import ExpectedSignature
+from ci.signing import inspection, signed_library, signed_writer, verification
+from ci.signing.verification import ExpectedSignature, Purpose
 from tests.support import chains, sdk
 from tests.support.needs import program
 
 pytestmark = pytest.mark.heavy
 
-ROOT_ONLY = ExpectedSignature(root=chains.signer().root)
+ROOT_ONLY = ExpectedSignature(root=chains.signer().root, purpose=Purpose.DEVELOPMENT)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
     for skel in sdk.skels():
         place = directory / skel.name
         with signed_library.mapped(skel) as data:
-            place.write_bytes(lpai_signers.rehearse(data, chains.signer()))
+            place.write_bytes(signed_writer.sign_library(data, chains.signer()))
         pairs.append((skel, place))
     return pairs
 
@@ -34,7 +34,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
 @pytest.mark.needs("readelf")
 def test_each_is_verified_and_inspected_and_is_the_same_program(signed: list[tuple[Path, Path]]) -> None:
     for skel, place in signed:
-        file = verification.inspect(place)
+        file = inspection.inspect(place)
         assert verification.verify_file(place, ROOT_ONLY).verdict() == "verified"
         assert (file.kind, file.mbn_version) == ("development rehearsal", 6)
         assert f"V{file.arch}Skel" in skel.name

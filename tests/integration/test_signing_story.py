@@ -55,12 +55,13 @@ def test_what_is_signed_is_bundled_pushed_and_run(
     assert signed.returncode == 0, signed.stderr + signed.stdout
     skel = overlay / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
     root = ("--root", overlay / "development-root.pem")
-    verified = run_stage("signing", "verify", skel, *root, environ=environ)
+    purpose = ("--for", "development")
+    verified = run_stage("signing", "verify", skel, *root, *purpose, environ=environ)
     assert verified.returncode == 0 and "development rehearsal" in verified.stdout
 
     program = make_program(tmp_path / "a model.pte", f"{QNN} soc_type={soc};arch=81 \0")
     places = ("--dist", built.dist, "-o", bundle, "--lpai", "--signed", overlay)
-    bundled = run_stage("bundle", *target, *places, *root, program, environ=environ)
+    bundled = run_stage("bundle", *target, *places, *root, *purpose, program, environ=environ)
     assert bundled.returncode == 0, bundled.stderr + bundled.stdout
     rules = {
         finding["rule"] for finding in json.loads((tmp_path / "reports/bundle.json").read_text())["findings"]

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ci.signing import lpai_signers
-from ci.signing.lpai_signers import KeyAndChain
+from ci.signing import rehearsal
+from ci.signing.rehearsal import KeyAndChain
 
 NOW = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
 
@@ -21,12 +21,12 @@ NOW = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
 @cache
 def signer() -> KeyAndChain:
     """The same one at every call."""
-    return lpai_signers.new_signer()
+    return rehearsal.new_signer()
 
 
 @cache
 def other_signer() -> KeyAndChain:
-    return lpai_signers.new_signer()
+    return rehearsal.new_signer()
 
 
 def name(common: str, *units: str) -> x509.Name:

@@ -68,15 +68,15 @@ def main() -> int:
 
 
 def sign(args: argparse.Namespace, behaviour: str) -> None:
-    from ci.signing import lpai_signers
+    from ci.signing import rehearsal, signed_writer
 
-    signer = lpai_signers.new_signer()
+    signer = rehearsal.new_signer()
     args.outdir.mkdir(parents=True, exist_ok=True)
     for path in [args.infile] if args.infile else sorted(args.directory.glob("*.so")):
         library = path.read_bytes()
         if behaviour == "other-program":
             library = library.replace(b"Qnn", b"QNN")
-        content = lpai_signers.rehearse(library, signer)
+        content = signed_writer.sign_library(library, signer)
         if behaviour == "unsigned":
             content = library
         if behaviour == "partial":

@@ -16,7 +16,7 @@ import pytest
 
 from ci.device import bundle_contents
 from ci.device.verb import BUNDLE
-from ci.signing import lpai_signers
+from ci.signing import signed_writer
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
@@ -262,7 +262,7 @@ def overlay(maker: Maker) -> Path:
     library = maker.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so"
     signed = maker.root / "overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so"
     signed.parent.mkdir(parents=True)
-    signed.write_bytes(lpai_signers.rehearse(library.read_bytes(), chains.signer()))
+    signed.write_bytes(signed_writer.sign_library(library.read_bytes(), chains.signer()))
     return maker.root / "overlay"
 
 
@@ -271,7 +271,8 @@ SIGNED = "dsp/libQnnLpaiSkel.so"
 
 def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(maker: Maker, overlay: Path) -> None:
     model = maker.model(f"{NEWER} soc_type=SM8850;arch=81 \0")
-    assert maker.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
+    signed = ("--lpai", "--signed", overlay, "--for", "development")
+    assert maker.make(*signed, model, soc="SM8850") == 0
     files = {file.path: file.kind for file in bundle_contents.read_bundle(maker.bundle).files}
     assert files == {
         "bin/qnn_executor_runner": "runner",
@@ -285,8 +286,10 @@ def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(maker: Maker, o
     }
 
 
-def signing_rules(maker: Maker, overlay: Path, *flags: str | Path) -> tuple[int, list[str]]:
-    code = maker.make("--lpai", "--signed", overlay, *flags, soc="SM8850")
+def signing_rules(
+    maker: Maker, overlay: Path, *flags: str | Path, purpose: str = "development"
+) -> tuple[int, list[str]]:
+    code = maker.make("--lpai", "--signed", overlay, "--for", purpose, *flags, soc="SM8850")
     return code, [rule for rule in maker.rules() if rule.startswith("signing-")]
 
 
@@ -301,6 +304,12 @@ def test_who_signed_the_skel_is_reported(maker: Maker, overlay: Path) -> None:
     shutil.rmtree(maker.bundle)
     code, rules = signing_rules(maker, overlay, "--root", maker.root / "other.pem")
     assert (code, "signing-root" in rules, maker.bundle.exists()) == (1, True, False)
+
+
+def test_production_ships_no_rehearsal(maker: Maker, overlay: Path) -> None:
+    (maker.root / "root.pem").write_bytes(chains.root_pem(chains.signer()))
+    code = maker.make("--lpai", "--signed", overlay, "--root", maker.root / "root.pem", soc="SM8850")
+    assert (code, "signing-production" in maker.rules(), maker.bundle.exists()) == (1, True, False)
 
 
 def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(maker: Maker, overlay: Path) -> None:
@@ -350,7 +359,8 @@ def test_a_program_for_lpai_needs_what_lpai_needs(maker: Maker, overlay: Path) -
     spec = programs.options(soc_id=87, arch=81, backend_type=4)
     model.write_bytes(programs.program(data=content, spec=spec))
     assert (maker.make(model, soc="SM8850"), maker.rules()) == (1, ["bundle-lpai"])
-    assert maker.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
+    signed = ("--lpai", "--signed", overlay, "--for", "development")
+    assert maker.make(*signed, model, soc="SM8850") == 0
 
 
 def test_a_program_for_the_lpai_of_another_chip_makes_no_bundle(maker: Maker, overlay: Path) -> None:

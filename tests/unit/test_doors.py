@@ -28,7 +28,7 @@ from ci.device.bundle_contents import MANIFEST_NAME, read_bundle
 from ci.diagnose.logs import read
 from ci.diagnose.rules import failure_rules
 from ci.report.collect import collect
-from ci.signing import lpai_signers
+from ci.signing import signed_writer
 from provisioning import archive
 from provisioning.base import foreign
 from provisioning.base.command_line import main
@@ -214,7 +214,7 @@ SEEDS: dict[str, Callable[[Path], bytes]] = {
     "library.so": lambda _: Library(needed=("libc.so.6",), android_api=30).encode(),
     "QnnHtp.dll": lambda _: dll(content=BUILD_ID.encode()),
     "app.apk": lambda _: build(folder("lib/"), Item("lib/arm64-v8a/libQnnHtp.so", b"text" * 30)),
-    "libQnnHtpV75Skel.so": lambda _: lpai_signers.rehearse(Skel().encode(), chains.signer(), (0xABC,)),
+    "libQnnHtpV75Skel.so": lambda _: signed_writer.sign_library(Skel().encode(), chains.signer(), (0xABC,)),
     "libQnnHtpV73Skel.so": lambda _: skel(73, BUILD_ID).encode(),
     "logs.zip": lambda _: zipped({"a.log": failure_rules()["libcxx-missing"].example}),
 }
@@ -351,7 +351,7 @@ def test_a_folder_may_take_the_time_of_its_files(
 # A posted library that is said to be signed
 
 
-SIGNED = lpai_signers.rehearse(Skel().encode(), chains.signer(), (0xABC,))
+SIGNED = signed_writer.sign_library(Skel().encode(), chains.signer(), (0xABC,))
 TABLE = 0x1000
 """Where its hash segment begins."""
 SMALL = Skel(content=b"x").encode()
@@ -378,7 +378,7 @@ LIBRARIES = {
     "sections outside": patched(SIGNED, 32, "<I", 0xFFFFFF00),
     "more at its end": SIGNED + bytes(4096),
     "a byte of its code": patched(SIGNED, 0x2000 + 300, "<B", 0xFF),
-    "a name that steers": lpai_signers.rehearse(
+    "a name that steers": signed_writer.sign_library(
         Skel().encode(), chains.bent(attestation={"subject": chains.name("att\x1b[2J", "unit\x07")})
     ),
     "a text that steers": SIGNED.replace(b"REHEARSAL OF SIGNING:", b"\n::error::\x1b]0;x\x07OF NG:"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ci.signing import lpai_signers, mbn, signed_library
+from ci.signing import mbn, signed_library, signed_writer
 from ci.signing.elf_headers import PT_LOAD, BadLibrary
 from tests.support import chains
 from tests.support.mbn import container, expected_hashes, take_apart
@@ -83,7 +83,7 @@ def test_metadata_has_the_public_layout() -> None:
 @pytest.mark.parametrize("bits", [32, 64])
 def test_headers_and_hashes_are_those_of_the_definition_and_the_program_is_the_same(bits: int) -> None:
     library = Skel(bits=bits).encode()
-    data = lpai_signers.rehearse(library, chains.signer())
+    data = signed_writer.sign_library(library, chains.signer())
     head, table = take_apart(data).segments[:2]
     size = {32: 52 + 7 * 32, 64: 64 + 7 * 56}[bits]
     assert head == (0, 0x7000000, 0, size)
@@ -96,9 +96,9 @@ def test_headers_and_hashes_are_those_of_the_definition_and_the_program_is_the_s
 
 def test_what_cannot_be_moved_without_changing_it_is_refused() -> None:
     with pytest.raises(BadLibrary, match="segment"):
-        lpai_signers.rehearse(Skel(section_table_inside=True).encode(), chains.signer())
+        signed_writer.sign_library(Skel(section_table_inside=True).encode(), chains.signer())
     for alignment in (3, 1 << 31):
         library = bytearray(Skel().encode())
         struct.pack_into("<I", library, 52 + 28, alignment)
         with pytest.raises(BadLibrary, match="alignment"):
-            lpai_signers.rehearse(bytes(library), chains.signer())
+            signed_writer.sign_library(bytes(library), chains.signer())

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ci.signing import lpai_libraries
-from ci.signing.lpai_signers import Consent, interpreter
+from ci.signing.elfsigner import Consent, interpreter
 from ci.signing.verb import SIGN_LPAI
 from provisioning import qnn_libraries
 from provisioning.base.command_line import guarded

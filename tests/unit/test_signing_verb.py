@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.signing import lpai_signers, verb
+from ci.signing import signed_writer, verb
 from provisioning.base.command_line import guarded
 from provisioning.base.findings import Outcome, Report
 from tests.support import chains
@@ -28,7 +28,7 @@ def signing(*argv: object) -> int:
 @pytest.fixture
 def signed(tmp_path: Path) -> Path:
     path = tmp_path / "libmine_skel.so"
-    path.write_bytes(lpai_signers.rehearse(Skel().encode(), chains.signer(), (0xA, 0xB)))
+    path.write_bytes(signed_writer.sign_library(Skel().encode(), chains.signer(), (0xA, 0xB)))
     return path
 
 
@@ -39,16 +39,22 @@ def root(tmp_path: Path) -> Path:
     return path
 
 
+TESTED = ("--for", "development", "--serial", "0xb")
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        (("--root", "root.pem", "--sw-id", "adsp", "--serial", "0xb"), 0, "VERIFIED, development rehearsal"),
-        (("--root", "root.pem", "--serial", "0xc"), 1, "FAILED"),
+        ((*TESTED, "--root", "root.pem", "--sw-id", "adsp"), 0, "VERIFIED, development rehearsal"),
+        (("--for", "development", "--root", "root.pem"), 1, "NOT PROVEN, development rehearsal"),
+        (("--for", "development", "--root", "root.pem", "--serial", "0xc"), 1, "FAILED"),
         *((("--root", "root.pem", "--serial", text), 2, "") for text in ("12", "0x0", "0x100000000", "0xg")),
-        (("--root", "root.pem", "--sw-id", "cdsp"), 1, "FAILED"),
-        ((), 1, "NOT PROVEN, development rehearsal"),
-        (("--allow-unchecked", "root"), 0, "VERIFIED, development rehearsal"),
-        (("--root", "root.pem"), 0, "covered by no hash"),
+        ((*TESTED, "--root", "root.pem", "--sw-id", "cdsp"), 1, "FAILED"),
+        (TESTED, 1, "NOT PROVEN, development rehearsal"),
+        ((*TESTED, "--allow-unchecked", "root"), 0, "VERIFIED, development rehearsal"),
+        ((*TESTED, "--root", "root.pem"), 0, "not verified"),
+        (("--root", "root.pem", "--serial", "0xb"), 1, "FAILED, development rehearsal"),
+        (("--allow-unchecked", "root"), 2, ""),
     ],
 )
 def test_verifying(

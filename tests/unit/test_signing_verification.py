@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import random
 import struct
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from ci.signing import certificates, lpai_signers, mbn, signed_library, verification
-from ci.signing.verification import ExpectedSignature, SignedBy
+from ci.signing import certificates, mbn, rehearsal, signed_library, signed_writer, verification
+from ci.signing.verification import ExpectedSignature, Purpose, SignedBy
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
 from tests.support.skels import Skel
 
+development = partial(ExpectedSignature, purpose=Purpose.DEVELOPMENT)
 LIBRARY = Skel().encode()
-SIGNED = lpai_signers.rehearse(LIBRARY, chains.signer(), (0xABC,))
+SIGNED = signed_writer.sign_library(LIBRARY, chains.signer(), (0xABC,))
 ROOT = chains.signer().root
-GOOD = ExpectedSignature(root=ROOT, software_id=4, serial=0xABC)
+GOOD = development(root=ROOT, software_id=4, serial=0xABC)
 
 
 def failed(data: bytes, expected: ExpectedSignature = GOOD) -> set[str]:
@@ -54,7 +59,7 @@ def test_a_good_file_is_verified() -> None:
 
 
 def test_without_a_root_nothing_is_proven_unless_the_caller_allows_it() -> None:
-    result = verification.verify(SIGNED)
+    result = verification.verify(SIGNED, development(serial=0xABC))
     assert (result.verdict(), [c.part for c in result.unproven()]) == ("not proven", ["root"])
     assert (result.verdict(["root"]), result.under_root) == ("verified", False)
 
@@ -85,7 +90,7 @@ def test_a_change_is_named_by_where_it_is(data: bytes, part: str) -> None:
 
 
 def test_every_sampled_bit_is_caught_or_in_a_range_that_is_listed() -> None:
-    ranges = verification.verify(SIGNED, GOOD).unhashed
+    ranges = verification.verify(SIGNED, GOOD).unverified
     listed = [any(r.start <= at < r.end for r in ranges) for at in range(len(SIGNED))]
     pick = random.Random(6)
     hashed = pick.sample([at for at, outside in enumerate(listed) if not outside], 80)
@@ -105,7 +110,7 @@ def test_bytes_that_no_header_names_are_damage_and_a_section_is_listed(byte: byt
     assert failed(SIGNED[:padding] + byte + SIGNED[padding + 1 :]) == (
         {"structure"} if byte.strip(b"\0") else set()
     )
-    assert [r.what for r in verification.verify(SIGNED, GOOD).unhashed][-1] == "section headers"
+    assert [r.what for r in verification.verify(SIGNED, GOOD).unverified][-1] == "section headers"
 
 
 def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6) -> bytes:
@@ -126,20 +131,20 @@ def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6) ->
 )
 def test_a_forged_rehearsal_fails_though_its_statement_was_dropped(signature: bytes, version: int) -> None:
     data = forged(list(chains.signer().chain), signature, version)
-    result = verification.verify(data, ExpectedSignature(root=ROOT))
+    result = verification.verify(data, development(root=ROOT))
     assert ({c.part for c in result.failed}, result.signer) == ({"signature"}, SignedBy.DAMAGED)
     assert result.verdict(["root", "signature"]) == "failed"
 
 
 def test_a_signature_of_zeros_is_none_whoever_signed() -> None:
     data = forged(list(chains.bent().chain), bytes(104))
-    assert failed(data, ExpectedSignature()) == {"signature"}
+    assert failed(data, development()) == {"signature"}
 
 
 @pytest.mark.parametrize("version", [6, 7])
 def test_a_signature_that_is_not_public_is_not_checked_and_not_good(version: int) -> None:
     chain = list(chains.bent().chain)
-    result = verification.verify(forged(chain, b"\x01" * 104, version), ExpectedSignature(root=chain[-1]))
+    result = verification.verify(forged(chain, b"\x01" * 104, version), development(root=chain[-1]))
     assert (result.verdict(), [c.part for c in result.unproven()]) == ("not proven", ["signature"])
     assert (result.verdict(["signature"]), result.signer) == ("verified", SignedBy.KNOWN)
     assert verification.verify(forged(chain, b"\x01" * 104, version)).signer is SignedBy.UNKNOWN
@@ -153,7 +158,7 @@ def test_an_unknown_hash_algorithm_leaves_the_hashes_unproven() -> None:
 
 
 def test_a_chain_under_another_root_is_named() -> None:
-    other = ExpectedSignature(root=chains.other_signer().root)
+    other = development(root=chains.other_signer().root)
     assert failed(SIGNED, other) == {"root"}
     assert not verification.verify(SIGNED, other).under_root
 
@@ -180,7 +185,8 @@ UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"\x05\x0
 )
 def test_a_bent_chain_does_not_hold(bend: dict[str, Any]) -> None:
     signer = chains.bent(**bend)
-    assert failed(lpai_signers.rehearse(LIBRARY, signer), ExpectedSignature(root=signer.root)) == {"chain"}
+    signed = signed_writer.sign_library(LIBRARY, signer)
+    assert failed(signed, development(root=signer.root)) == {"chain"}
 
 
 @pytest.mark.parametrize(("limit", "parts"), [(0, {"chain"}), (1, set())])
@@ -192,36 +198,151 @@ def test_a_ca_below_its_limit_is_named(limit: int, parts: set[str]) -> None:
         chains.certificate(names[1], authority, names[0], root, ca=True),
         chains.certificate(names[0], root, names[0], root, ca=True, path_length=limit),
     )
-    signed = lpai_signers.rehearse(LIBRARY, lpai_signers.KeyAndChain(chain, key))
-    assert failed(signed, ExpectedSignature(root=chain[-1])) == parts
+    signed = signed_writer.sign_library(LIBRARY, rehearsal.KeyAndChain(chain, key))
+    assert failed(signed, development(root=chain[-1])) == parts
 
 
 def test_a_chain_that_does_not_hold_says_nothing_of_its_signer() -> None:
     signer = chains.bent(attestation={"start": LONG_AGO})
     data = forged(list(signer.chain), b"\x01" * 104)
-    result = verification.verify(data, ExpectedSignature(root=signer.root))
+    result = verification.verify(data, development(root=signer.root))
     assert (result.signer, result.verdict(["signature"])) == (SignedBy.UNKNOWN, "failed")
 
 
 @pytest.mark.parametrize("ending", [1, 2, 3])
 def test_a_chain_may_leave_its_root_out_and_nothing_else(ending: int) -> None:
     signer = chains.signer()
-    signed = lpai_signers.rehearse(LIBRARY, lpai_signers.KeyAndChain(signer.chain[:ending], signer.key))
-    assert failed(signed, ExpectedSignature(root=signer.root)) == (set() if ending > 1 else {"chain"})
+    signed = signed_writer.sign_library(LIBRARY, rehearsal.KeyAndChain(signer.chain[:ending], signer.key))
+    assert failed(signed, development(root=signer.root)) == (set() if ending > 1 else {"chain"})
 
 
 def test_validity_is_judged_at_the_moment_asked_for() -> None:
     later = chains.NOW + dt.timedelta(days=4000)
-    assert failed(SIGNED, ExpectedSignature(root=ROOT, at=later)) == {"chain"}
+    assert failed(SIGNED, development(root=ROOT, at=later)) == {"chain"}
 
 
 @pytest.mark.parametrize(
     ("expected", "part"),
     [
-        (ExpectedSignature(root=ROOT, software_id=0x17), "software id"),
-        (ExpectedSignature(root=ROOT, hardware_id=1), "hardware id"),
-        (ExpectedSignature(root=ROOT, serial=0xABD), "serial"),
+        (development(root=ROOT, software_id=0x17), "software id"),
+        (development(root=ROOT, hardware_id=1), "hardware id"),
+        (development(root=ROOT, serial=0xABD), "serial"),
     ],
 )
 def test_a_binding_to_something_else_is_named(expected: ExpectedSignature, part: str) -> None:
     assert failed(SIGNED, expected) == {part}
+
+
+AUTHORITY_KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(3)]
+
+
+def oem_chain(unit: str = "OEM") -> list[x509.Certificate]:
+    """Attestation, CA and root of somebody who signs for devices that people buy."""
+    key, authority, root = AUTHORITY_KEYS
+    names = [chains.name(word, unit) for word in ("attestation", "authority", "root")]
+    return [
+        chains.certificate(names[0], key, names[1], authority, ca=False),
+        chains.certificate(names[1], authority, names[2], root, ca=True, path_length=0),
+        chains.certificate(names[2], root, names[2], root, ca=True),
+    ]
+
+
+OEM = oem_chain()
+SIGNATURE = b"\x01" * 104
+UNBOUND = mbn.Metadata(software_id=4).pack()
+BOUND = mbn.Metadata(software_id=4, serials=(0xABC,)).pack()
+V7_UNBOUND, V7_BOUND = (
+    mbn.V7_METADATA.pack(2, *(0,) * 17, *serials, *(0,) * 5, b"", 0)
+    for serials in ((0,) * 8, (0xABC, *(0,) * 7))
+)
+
+
+def oem_file(area: bytes, metadata: bytes = UNBOUND, version: int = 6, **parts: bytes) -> bytes:
+    library = Skel(sections=False).encode()
+    return signed_file(
+        library,
+        version,
+        digest="sha384",
+        signature=SIGNATURE,
+        certificates=area,
+        metadata=metadata,
+        **parts,
+    )
+
+
+def for_production(data: bytes, root: x509.Certificate = OEM[-1], serial: int | None = None) -> str:
+    result = verification.verify(data, ExpectedSignature(root=root, serial=serial))
+    return result.verdict(["signature"])
+
+
+@pytest.mark.parametrize(
+    ("version", "metadata", "verdict"),
+    [
+        (6, UNBOUND, "verified"),
+        (6, BOUND, "failed"),
+        (7, V7_UNBOUND, "verified"),
+        (7, V7_BOUND, "failed"),
+        (7, UNBOUND, "not proven"),
+    ],
+)
+def test_production_takes_what_is_bound_to_no_single_device(
+    version: int, metadata: bytes, verdict: str
+) -> None:
+    data = oem_file(certificates.join(OEM), metadata, version)
+    assert for_production(data) == for_production(data, serial=None) == verdict
+    assert for_production(data, serial=0xABC) != "verified"
+
+
+def test_a_signature_that_is_bound_to_a_device_needs_its_serial_for_development_too() -> None:
+    assert verification.verify(SIGNED, development(root=ROOT)).verdict() == "not proven"
+    assert verification.verify(SIGNED, GOOD).verdict() == "verified"
+
+
+def test_production_takes_no_rehearsal_and_no_test_key() -> None:
+    unbound = signed_writer.sign_library(LIBRARY, chains.signer())
+    assert failed(unbound, ExpectedSignature(root=ROOT)) == {"production"}
+    test = oem_chain("General Use Test Key 0 (for testing only)")
+    result = verification.verify(oem_file(certificates.join(test)), ExpectedSignature(root=test[-1]))
+    assert ({check.part for check in result.failed}, result.signer) == ({"production"}, SignedBy.TEST)
+
+
+def der(chain: list[x509.Certificate]) -> list[bytes]:
+    return [certificate.public_bytes(Encoding.DER) for certificate in chain]
+
+
+def chain_mutants() -> Iterator[tuple[str, list[bytes]]]:
+    """Chains in which one thing is not as in the OEM's."""
+    good, stranger = der(OEM), der(list(chains.bent().chain)) + der(oem_chain("stranger"))
+    for at in range(len(good) + 1):
+        for number, other in enumerate(stranger):
+            yield f"unrelated {number} at {at}", [*good[:at], other, *good[at:]]
+        for number, certificate in enumerate(good):
+            yield f"certificate {number} again at {at}", [*good[:at], certificate, *good[at:]]
+    for order in itertools.permutations(range(len(good))):
+        if list(order) != sorted(order):
+            yield f"order {order}", [good[number] for number in order]
+    for number in range(len(good) - 1):
+        yield f"without certificate {number}", good[:number] + good[number + 1 :]
+    pick = random.Random(109)
+    for number, certificate in enumerate(good):
+        for at in pick.sample(range(4, len(certificate)), 25):
+            changed = bytearray(certificate)
+            changed[at] ^= 1 << pick.randrange(8)
+            yield f"byte {at} of certificate {number}", [*good[:number], bytes(changed), *good[number + 1 :]]
+
+
+def test_production_takes_no_chain_but_the_path_from_leaf_to_root() -> None:
+    assert for_production(oem_file(certificates.join(OEM))) == "verified"
+    assert for_production(oem_file(certificates.join(OEM[:-1]))) == "verified"
+    mutants = dict(chain_mutants())
+    assert len(mutants) > 100
+    verdicts = {name: for_production(oem_file(b"".join(ders))) for name, ders in mutants.items()}
+    assert [name for name, verdict in verdicts.items() if verdict == "verified"] == []
+
+
+def test_what_nobody_verified_is_named() -> None:
+    data = oem_file(certificates.join(OEM), qti_signature=b"Q" * 104, qti_certificates=b"\xff" * 16)
+    names = {range_.what for range_ in verification.verify(data, ExpectedSignature(root=OEM[-1])).unverified}
+    wanted = {"QTI signature", "QTI certificates", "metadata", "hash table"}
+    assert {f"{name} of the hash segment" for name in wanted} <= names
+    assert not any("hash segment" in range_.what for range_ in verification.verify(SIGNED, GOOD).unverified)
