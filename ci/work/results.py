@@ -25,24 +25,17 @@ from ci.work.plain import Facts
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
+from provisioning.base.units import size
+from provisioning.store.results import remove_results, results_folder, results_limit, sweep_is_due
 
 FORMAT = 1
 """Part of every key: another number invalidates every cached result."""
 
 Key = Mapping[str, Json]
 
-UNUSED_SECONDS = 60 * 86400.0
-ORPHAN_SECONDS = 86400.0
-"""A folder without a record may belong to another process that has not written its record yet."""
-PRUNED_EACH = 86400.0
-
 NEW = "not run before"
 SHOWN = 40
 """Characters of a value that `difference` shows."""
-
-
-def folder_of(store: Path) -> Path:
-    return store / "cache" / "results"
 
 
 def digest_of(values: Json) -> str:
@@ -64,8 +57,10 @@ class CachedResults:
     no folder is replaced while another process reads it."""
 
     def __init__(self, store: Path, kind: str) -> None:
-        self._top = folder_of(store) / kind
+        self._store, self._top = store, results_folder(store) / kind
         self._digests = Digests(store)
+        self._limit = results_limit()
+        self._has_grown = False
         self._count = itertools.count()
 
     def find(self, key: Key) -> CachedResult | None:
@@ -92,6 +87,7 @@ class CachedResults:
         place = path.with_name(f"{digest}-{digest_of(dict(files))[:16]}") if folder else None
         if folder and place:
             self._put(folder, place, files)
+            self._has_grown = True
         _store(path, {"facts": dict(facts), "folder": place.name if place else "", "files": files})
         _store(self._subject(subject), {"key": dict(key)})
         document = json.loads(json.dumps(dict(facts)))
@@ -137,7 +133,20 @@ class CachedResults:
 
     def close(self) -> None:
         self._digests.save()
-        _prune(self._top)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what nobody needs, once a day and whenever results may have outgrown their limit."""
+        try:
+            removed = (
+                remove_results(self._store, self._limit)
+                if self._has_grown or sweep_is_due(self._store)
+                else []
+            )
+        except OSError as error:
+            sys.stderr.write(f"warning: old results stay in {self._top.parent}: {error.strerror}\n")
+        for row in removed:
+            sys.stderr.write(f"cached results: {row.count} removed, {size(row.size)}: {row.reason}\n")
 
     def _record(self, digest: str) -> Path:
         return self._top / digest[:2] / f"{digest}.json"
@@ -195,30 +204,6 @@ def _load(path: Path) -> dict[str, Any] | None:
 
 def _store(path: Path, document: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps({"digest": digest_of(dict(document)), "document": document}))
-
-
-def _prune(top: Path) -> None:
-    """Once a day, remove what was not used for a long time, and what killed runs have left."""
-    try:
-        stamp, now = top / "pruned", time.time()
-        top.mkdir(parents=True, exist_ok=True)
-        if stamp.exists() and now - stamp.stat().st_mtime < PRUNED_EACH:
-            return
-        stamp.touch()
-    except OSError:
-        return
-    for path in (*top.glob("??/*.json"), *top.glob("last/*.json")):
-        _remove_unused(path, now - UNUSED_SECONDS)
-    for folder in (*top.glob("work/*"), *top.glob("??/*-*")):
-        record = _load(folder.with_name(f"{folder.name.partition('-')[0]}.json"))
-        if not (record and record.get("folder") == folder.name):
-            _remove_unused(folder, now - ORPHAN_SECONDS)
-
-
-def _remove_unused(path: Path, before: float) -> None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_mtime < before:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def python_name() -> str:

@@ -48,8 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for verb in (verify, repair):
         verb.add_argument("names", nargs="*", metavar="TREE", help="only these trees, by name or component")
     switch(repair, "--offline", "repair only from kept downloads")
-    gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left")
-    valued(gc, "--older-than", "AGE", "also trees unused this long: 30d, 12h", type=_age)
+    gc = add("gc", "remove trees, downloads and cached results that nothing needs, and what killed runs left")
+    valued(gc, "--older-than", "AGE", "also trees and results unused this long: 30d, 12h", type=_age)
     switch(gc, "--all-downloads", "also downloads kept for more targets and repair")
     switch(gc, "--dry-run", "only list what would be removed")
 
@@ -133,6 +133,7 @@ def _differences(
 
 def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: bool) -> int:
     from provisioning.store import Store
+    from provisioning.store.results import UNUSED_SECONDS, remove_results, results_limit
 
     garbage = Store(where).gc(
         _referenced(),
@@ -143,9 +144,14 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
     )
     for row in garbage:
         sys.stdout.write(f"{row.path}: {row.reason} ({size(row.size)})\n")
+    results = remove_results(where, results_limit(), unused_for=older_than or UNUSED_SECONDS, dry_run=dry_run)
+    for removed in results:
+        words = plural(removed.count, "cached result")
+        sys.stdout.write(f"{words}: {removed.reason} ({size(removed.size)})\n")
     verb = "would go" if dry_run else "removed"
-    total = size(sum(row.size for row in garbage))
-    sys.stdout.write(f"{plural(len(garbage), 'thing')} {verb}, {total}\n")
+    count = len(garbage) + sum(removed.count for removed in results)
+    total = sum(row.size for row in garbage) + sum(removed.size for removed in results)
+    sys.stdout.write(f"{plural(count, 'thing')} {verb}, {size(total)}\n")
     return 0
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from provisioning.base.findings import Report
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
 from provisioning.store import Store
+from provisioning.store.results import results_folder
 from tests.support.elves import Library
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests, write_profile
@@ -226,6 +229,17 @@ class TestStoreVerb:
         user.components.clear()
         assert user.types("store", "gc") == 0
         assert inventory.exists()
+
+    def test_gc_removes_results_that_nobody_used_and_only_lists_them_in_a_dry_run(self, user: User) -> None:
+        record = results_folder(user.store) / "toy" / "ab" / f"{'ab' * 32}.json"
+        record.parent.mkdir(parents=True)
+        record.write_text("{}")
+        os.utime(record, (time.time() - 40 * 86400,) * 2)
+        assert user.types("store", "gc") == 0
+        assert user.types("store", "gc", "--older-than", "30d", "--dry-run") == 0
+        assert record.exists()
+        assert user.types("store", "gc", "--older-than", "30d") == 0
+        assert not record.exists()
 
     def test_gc_removes_an_older_tree_of_what_a_profile_pins(self, user: User) -> None:
         inventory = self.of_another_definition(user, "qnn-sdk", self.MEASURED)

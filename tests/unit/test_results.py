@@ -18,6 +18,7 @@ from ci.artifacts.program import digest_without_time
 from ci.work import digests
 from ci.work import results as cache
 from ci.work.results import CachedResults, folder_digest, processor, relocated, surroundings, toolkit
+from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
 from tests.support.programs import context, program
@@ -140,26 +141,55 @@ def test_an_equal_result_of_another_process_is_never_taken_away(tmp_path: Path) 
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT).returncode == 0
 
 
-def test_a_writer_that_is_killed_leaves_no_result_and_its_files_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_is_killed_leaves_no_result_and_its_files_go(tmp_path: Path) -> None:
     results = CachedResults(tmp_path / "store", "toy")
     (results.scratch() / "half.bin").write_text("pro")
-    monkeypatch.setattr(cache, "ORPHAN_SECONDS", -1.0)
+    for path in (tmp_path / "store").rglob("*"):
+        os.utime(path, (time.time() - 25 * 3600,) * 2)
     results.close()
     assert results.find(KEY) is None and not any((tmp_path / "store").rglob("half.bin"))
 
 
-def test_a_result_that_nobody_used_for_60_days_goes_and_no_other(
-    results: CachedResults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_nobody_used_for_60_days_goes_and_no_other(results: CachedResults) -> None:
     used, unused = kept(results), kept(results, {"model": "b"})
     for days, folder in ((59, used), (61, unused)):
         for path in (folder, *folder.parent.glob("*.json")):
             os.utime(path, (time.time() - days * 86400,) * 2)
-    monkeypatch.setattr(cache, "ORPHAN_SECONDS", -1.0)
     results.close()
     assert used.is_dir() and not unused.is_dir()
+
+
+def test_beyond_the_limit_what_was_not_used_for_longest_goes_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QNN_CI_RESULTS_GB", "0.00001")
+    results = CachedResults(tmp_path / "store", "toy")
+    folders = [kept(results, {"model": number}, "x" * 4000) for number in range(4)]
+    for hours, folder in ((4, folders[0]), (2, folders[1]), (3, folders[2])):
+        record = next(folder.parent.glob(f"{folder.name.partition('-')[0]}.json"))
+        os.utime(record, (time.time() - hours * 3600,) * 2)
+    results.close()
+    assert [folder.is_dir() for folder in folders] == [False, True, False, True]
+    assert capsys.readouterr().err.count("2 removed") == 1
+
+
+def test_a_result_in_use_stays_whatever_the_limit_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_CI_RESULTS_GB", "0")
+    results = CachedResults(tmp_path / "store", "toy")
+    folder = kept(results)
+    results.close()
+    assert folder.is_dir() and results.find(KEY)
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "inf", "nan"])
+def test_a_limit_that_is_no_number_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("QNN_CI_RESULTS_GB", text)
+    with pytest.raises(UsageError):
+        CachedResults(tmp_path / "store", "toy")
 
 
 def test_a_disk_without_room_is_an_error_of_the_system_and_leaves_nothing(
