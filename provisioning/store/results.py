@@ -1,7 +1,7 @@
 """Cached results as files of a store: how much room they take, and which of them go.
 
-What a result holds is the business of `ci/work/results.py`. Here it is a record `<kind>/<2>/<digest>.json`, and
-where it has files a folder `<digest>-<content>` beside the record. The record's time is that of its last use."""
+What a result holds is the business of `ci/work/results.py`. Here it is a record, `<kind>/<2>/<digest>.json`,
+and where it has files a folder beside it, `<digest>-<content>`. The record's time is that of its last use."""
 
 from __future__ import annotations
 
