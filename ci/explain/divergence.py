@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from ci.operators import Traits
 from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
 from ci.work.outcome import Failure
 from ci.work.plain import Facts
+from ci.work.request import irrelevant
 from provisioning.base.commands import captured
 from provisioning.base.files import replace_text
 from provisioning.base.rendering import plural
@@ -245,8 +246,8 @@ def _first_line(error: Exception) -> str:
 class DivergenceLimits:
     least: float
     """The SQNR from which the program matches."""
-    seconds: float = FOREVER
-    program_db: float | None = None
+    seconds: float = field(default=FOREVER, metadata=irrelevant("a time limit: what ends early is not kept"))
+    program_db: float | None = field(default=None, metadata=irrelevant("without it the same is measured"))
     """The SQNR of all of it, if that is known."""
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from ci.explain.graph import Graph, Node, groups_of
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import EQUAL_DB, HALF_MOST
+from ci.work.request import irrelevant
 from provisioning.base.units import aligned, in_decibels
 
 SHOWN = 20
@@ -75,7 +76,7 @@ class GroupScore(OperatorAt):
 class ScoreRequest:
     exact: str
     """The precision beside the program's."""
-    seconds: float = FOREVER
+    seconds: float = field(default=FOREVER, metadata=irrelevant("a time limit: what ends early is not kept"))
 
 
 @dataclass(frozen=True, slots=True)

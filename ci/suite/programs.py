@@ -14,6 +14,7 @@ from ci.models.own_packages import NONE, Needs, needs_of
 from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
 from ci.suite.options import matcher
 from ci.suite.suite_file import LaneForm, Thresholds, missing_lane, parse_suite
+from ci.work.request import irrelevant
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, read
@@ -51,7 +52,10 @@ NO_SUITE = "no-suite.toml"
 
 class SuiteRun(Model):
     judged_later: ClassVar[frozenset[str]] = frozenset({"label", "socs", "tags", "thresholds"})
-    """Fields that the work does not get, so no result depends on them. All others are in its key."""
+    """Fields that the work does not get, so no result depends on them."""
+    of_model: ClassVar[frozenset[str]] = frozenset()
+    """Fields that say which model and which samples there are: an export gives these by their bytes. All
+    others decide the result."""
 
     label: Word | None = None
     """Tells this run from others of the same kind; [the kind]."""
@@ -93,7 +97,8 @@ class SuiteRun(Model):
 
 class SuiteCase(Model):
     judged_later: ClassVar[frozenset[str]] = frozenset({"runs"})
-    """As of a run."""
+    of_model: ClassVar[frozenset[str]] = frozenset()
+    """Both as of a run."""
 
     non_finite: bool = False
     """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
@@ -122,16 +127,29 @@ class MixedRun(SuiteRun):
         return self.label or (f"{self.kind}-mixed" if self.nodes else self.kind)
 
 
+Fields = Mapping[str, Metric]
+"""Those of a case or of a run, by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramOrder:
-    """A program for the processes that work on it: what its key has of the suite, and where the user's code
-    is at home."""
+    """A program for the processes that work on it."""
 
-    case: Mapping[str, Metric]
-    run: Mapping[str, Metric]
+    case: Fields
+    run: Fields
     soc: str
-    search_path: str
-    working_folder: str
+    case_of_model: Fields = field(metadata=irrelevant("an export gives model and samples by their bytes"))
+    run_of_model: Fields = field(metadata=irrelevant("an export gives model and samples by their bytes"))
+    search_path: str = field(metadata=irrelevant("where the suite lies"))
+    working_folder: str = field(metadata=irrelevant("where relative paths in the user's code begin"))
+
+    @property
+    def whole_case(self) -> Fields:
+        return {**self.case, **self.case_of_model}
+
+    @property
+    def whole_run(self) -> Fields:
+        return {**self.run, **self.run_of_model}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +207,17 @@ class Program:
 
     @property
     def order(self) -> ProgramOrder:
-        return ProgramOrder(
-            self.case.model_dump(mode="json", exclude=set(self.case.judged_later)),
-            self.run.model_dump(mode="json", exclude=set(self.run.judged_later)),
-            self.soc,
-            str(self.search_path),
-            str(self.working_folder),
-        )
+        case, case_of_model = _parted(self.case, self.case.judged_later, self.case.of_model)
+        run, run_of_model = _parted(self.run, self.run.judged_later, self.run.of_model)
+        places = str(self.search_path), str(self.working_folder)
+        return ProgramOrder(case, run, self.soc, case_of_model, run_of_model, *places)
+
+
+def _parted(model: Model, judged_later: Collection[str], of_model: Collection[str]) -> tuple[Fields, Fields]:
+    """The fields that decide a result, and those that say which model it is of."""
+    fields = model.model_dump(mode="json", exclude={*judged_later})
+    deciding = {name: value for name, value in fields.items() if name not in of_model}
+    return deciding, {name: value for name, value in fields.items() if name in of_model}
 
 
 P = TypeVar("P", bound=Program)

@@ -7,11 +7,12 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.work.outcome import how_it_ended, of_ending, tail
+from ci.work.request import File, irrelevant
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
@@ -43,6 +44,16 @@ EXECUTORCHS = Dialect("ExecuTorch's", quotes=False, nowhere=os.devnull, figures=
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerOrder:
+    """A runner for a worker."""
+
+    whose: str
+    files: Mapping[str, File]
+    """The program and its libraries, by name."""
+    path: str = field(metadata=irrelevant("the program is one of the files"))
+
+
+@dataclass(frozen=True, slots=True)
 class Runner:
     path: Path
     dialect: Dialect = OURS
@@ -65,19 +76,17 @@ class Runner:
         return f"{self.dialect.owner} {self.path}"
 
     @property
-    def order(self) -> dict[str, str]:
+    def order(self) -> RunnerOrder:
         """For a worker, which makes a runner of it again."""
-        return {"path": str(self.path), "whose": self.dialect.owner}
+        # The program loads the libraries that were built with it from beside it.
+        libraries = sorted((self.path.parent.parent / LIBRARIES).glob("*.so*"))
+        files = {path.name: File(str(path)) for path in (self.path, *libraries)}
+        return RunnerOrder(self.dialect.owner, files, str(self.path))
 
     @classmethod
-    def ordered(cls, order: Mapping[str, str]) -> Runner:
-        (dialect,) = (dialect for dialect in (OURS, EXECUTORCHS) if dialect.owner == order["whose"])
-        return cls(Path(order["path"]), dialect)
-
-    def digests(self, digest: Callable[[Path], str]) -> dict[str, str]:
-        """Of the program, and of the libraries that were built with it: it loads them from beside it."""
-        libraries = sorted((self.path.parent.parent / LIBRARIES).glob("*.so*"))
-        return {path.name: digest(path) for path in (self.path, *libraries)}
+    def ordered(cls, order: RunnerOrder) -> Runner:
+        (dialect,) = (dialect for dialect in (OURS, EXECUTORCHS) if dialect.owner == order.whose)
+        return cls(Path(order.path), dialect)
 
     def write_inputs(self, file: Path, inferences: Iterable[Iterable[Path]]) -> Path:
         """The list of inputs: one line for each inference."""

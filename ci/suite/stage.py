@@ -19,7 +19,7 @@ from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figur
 from ci.suite.accuracy import METRIC, MetricFigures, below_floor, in_words
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.options import Choice, shard_named
-from ci.suite.programs import Program, Suites, with_accepted
+from ci.suite.programs import P, Program, Suites, with_accepted
 from ci.suite.suite_file import accepted_path
 from ci.work.cached_steps import Step, WorkPlan, run_step
 from ci.work.digests import Digests
@@ -283,7 +283,7 @@ def _subject_of(program: Program) -> str:
     return f"{program.name} {suite.parent.name}/{suite.name} {program.model_without_suite}"
 
 
-def run_cached_step(step: Step, programs: Iterable[Program]) -> dict[str, Result]:
+def run_cached_step(step: Step[P], programs: Iterable[P]) -> dict[str, Result]:
     """The result of each program by name."""
     results = dict[str, Result]()
     step = replace(step, subject=_subject_of)
@@ -292,7 +292,7 @@ def run_cached_step(step: Step, programs: Iterable[Program]) -> dict[str, Result
     return results
 
 
-def by_packages(plan: WorkPlan, programs: Sequence[Program]) -> Iterator[tuple[OwnPackages, list[Program]]]:
+def by_packages(plan: WorkPlan, programs: Sequence[P]) -> Iterator[tuple[OwnPackages, list[P]]]:
     """The programs of suites with equal packages of their own, with these packages."""
     assert isinstance(plan, Plan)
     for needs in dict.fromkeys(program.needs for program in programs):

@@ -12,11 +12,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ci.work.jobs import Job, Line, WorkOptions
 from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of, of_error
 from ci.work.plain import Facts, read
+from ci.work.request import key_of, sent
 from ci.work.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
 from ci.work.schedule import ChildTask, Exports, Home, run
 from ci.work.template import TEMPORARY
@@ -25,10 +26,16 @@ from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 class Named(Protocol):
     @property
     def name(self) -> str: ...
+
+
+P = TypeVar("P", bound=Named)
 
 
 class Packages(Protocol):
@@ -62,7 +69,7 @@ class NotExported(NotCached):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Generic[P]):
     """One piece of a lane's work on its programs. `program` is what its plan has of them."""
 
     plan: WorkPlan
@@ -74,34 +81,33 @@ class Step:
     """MODULE:FUNCTION, which does the work of a request."""
     home: Callable[[Any], Home]
     """Where the user's code has these packages of its own; None where it has none."""
-    request: Callable[[Any], Mapping[str, object]]
-    """What the function gets of a program, beside the folders and the log to write to: `into` for the
-    result's files, `scratch` for what the program needs meanwhile, and `export_folder` of its export."""
-    key: Callable[[Any, CachedResults], Key]
-    """What the result depends on, beside what the home has and an export says."""
+    request: Callable[[P], DataclassInstance]
+    """What the function gets of a program (ci/work/request.py). The result depends on it, on what the home
+    has and on what an export says. Beside it the function gets the folders and the log to write to: `into`
+    for the result's files, `scratch` for what the program needs meanwhile, `export_folder` of its export."""
     reply: Any = None
     """The dataclass of a reply, new or cached; None of a step that reads none."""
     keeps_files: bool = False
     """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
-    cost: Callable[[Any], Job] = lambda program: Job(program.name)
-    accepts: Callable[[Any, Result], bool] = lambda program, result: True
+    cost: Callable[[P], Job] = lambda program: Job(program.name)
+    accepts: Callable[[P, Result], bool] = lambda program, result: True
     """Whether a result is one to keep, and to take when it is there. The log of another one stays."""
-    line: Callable[[Any, Result], Line] = lambda program, result: line_of(result)
-    export: Callable[[Any], ChildTask] | None = None
+    line: Callable[[P, Result], Line] = lambda program, result: line_of(result)
+    export: Callable[[P], ChildTask] | None = None
     """What builds the program's model; programs of one name share it."""
-    export_key: Callable[[Any, Mapping[str, object]], Key] = lambda program, reply: {}
+    export_key: Callable[[P, Mapping[str, object]], Key] = lambda program, reply: {}
     """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
-    subject: Callable[[Any], str] = lambda program: str(program.name)
+    subject: Callable[[P], str] = lambda program: str(program.name)
     """What tells a program from all others, of whatever suite."""
-    remains_of: Callable[[Any, Failure, Path], dict[str, object] | None] = lambda *_: None
+    remains_of: Callable[[P, Failure, Path], dict[str, object] | None] = lambda *_: None
     """What a process that died has left in its folder that is a result."""
 
 
 @dataclass
-class _ProgramState:
+class _ProgramState(Generic[P]):
     """What is known of a program while its step runs."""
 
-    program: Any
+    program: P
     lines: Lines = field(default_factory=dict)
     """Of its exported model."""
     variables: tuple[str, ...] = ()
@@ -119,12 +125,12 @@ class _ProgramState:
     result: Result | None = None
 
 
-class _StepRun:
+class _StepRun(Generic[P]):
     """A step of the programs that have the same packages. The way of a program: its model is exported
     (`_export_task`), its result is looked up (`_settle`, `_look_up`) or else worked on (`_task`), and what
     comes of that is kept or is a failure (`_conclude`)."""
 
-    def __init__(self, step: Step, programs: Sequence[Named], own: Packages | None) -> None:
+    def __init__(self, step: Step[P], programs: Sequence[P], own: Packages | None) -> None:
         self._step, self._work, self._logs = step, step.plan.work, step.plan.logs
         self._programs = {program.name: _ProgramState(program) for program in programs}
         store = step.plan.selection.store
@@ -159,7 +165,7 @@ class _StepRun:
         self._cached.close()
         return {name: state.result for name, state in self._programs.items() if state.result}
 
-    def _export_task(self, state: _ProgramState) -> ChildTask | None:
+    def _export_task(self, state: _ProgramState[P]) -> ChildTask | None:
         if not self._step.export:
             return None
         task = self._step.export(state.program)
@@ -185,9 +191,12 @@ class _StepRun:
         except Refused as refused:
             return Failure.refused(refused, self._exports[task.export].log)
 
-    def _look_up(self, state: _ProgramState, model: Key) -> ChildTask | TaskOutcome:
+    def _look_up(self, state: _ProgramState[P], model: Key) -> ChildTask | TaskOutcome:
         """What is to be done, or the outcome of a program whose result is there."""
-        state.key = {**self._key_of_all, **self._step.key(state.program, self._cached), **model}
+        asked = key_of(self._step.request(state.program), self._cached.digest)
+        if clash := asked.keys() & {*self._key_of_all, *model}:
+            raise ValueError(f"{self._step.kind} asks for {sorted(clash)}, which its key has anyway")
+        state.key = {**self._key_of_all, **asked, **model}
         if self._may_reuse:
             state.result = self._cached_result(state, state.key)
             if state.result:
@@ -195,7 +204,7 @@ class _StepRun:
             state.reason = self._cached.difference(self._step.subject(state.program), state.key)
         return self._begin(state)
 
-    def _cached_result(self, state: _ProgramState, key: Key) -> Result | None:
+    def _cached_result(self, state: _ProgramState[P], key: Key) -> Result | None:
         cached = self._cached.find(key)
         facts = relocated(cached.facts, cached.facts.get("lines", {}), state.lines) if cached else None
         if not cached or facts is None:
@@ -203,24 +212,24 @@ class _StepRun:
         result = replace(self._result(state, facts), folder=cached.folder, cached=True)
         return result if self._step.accepts(state.program, result) else None
 
-    def _result(self, state: _ProgramState, facts: Facts) -> Result:
+    def _result(self, state: _ProgramState[P], facts: Facts) -> Result:
         record = read(self._step.reply, facts) if self._step.reply else None
         return Result(facts, record=record, variables=state.variables)
 
-    def _begin(self, state: _ProgramState) -> ChildTask | TaskOutcome:
+    def _begin(self, state: _ProgramState[P]) -> ChildTask | TaskOutcome:
         try:
             return self._task(state)
         except OSError as error:
             state.result = self._in_trouble(state, error)
             return {}
 
-    def _task(self, state: _ProgramState) -> ChildTask:
+    def _task(self, state: _ProgramState[P]) -> ChildTask:
         step, name, log = self._step, state.program.name, self._log(state)
         state.folder = self._cached.scratch() if step.keeps_files else empty_folder(self._logs / name)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         export = step.export(state.program).name if step.export else ""
-        request = step.request(state.program)
+        request = sent(step.request(state.program))
         folders = {
             "into": str(state.folder.absolute()),
             "scratch": str(self._scratch / "programs" / name),
@@ -239,7 +248,7 @@ class _StepRun:
             until=self._work.until,
         )
 
-    def _log(self, state: _ProgramState) -> Path:
+    def _log(self, state: _ProgramState[P]) -> Path:
         return self._logs / f"{state.program.name}.log"
 
     def _line(self, name: str, outcome: TaskOutcome) -> Line:
@@ -250,7 +259,7 @@ class _StepRun:
             sys.stderr.write(f"  {name}: {state.reason}\n")
         return Line("cached", line.note, 0.0) if result.cached else line
 
-    def _conclude(self, state: _ProgramState, outcome: TaskOutcome) -> Result:
+    def _conclude(self, state: _ProgramState[P], outcome: TaskOutcome) -> Result:
         try:
             if isinstance(outcome, Failure) and not outcome.details and state.folder:
                 outcome = self._step.remains_of(state.program, outcome, state.folder) or outcome
@@ -260,12 +269,12 @@ class _StepRun:
         except OSError as error:
             return self._in_trouble(state, error)
 
-    def _in_trouble(self, state: _ProgramState, error: OSError) -> Result:
+    def _in_trouble(self, state: _ProgramState[P], error: OSError) -> Result:
         if not (trouble := of_error(error)):
             raise error
         return Result(failure=Failure.of(trouble, self._log(state)))
 
-    def _fail(self, state: _ProgramState, failure: Failure) -> Result:
+    def _fail(self, state: _ProgramState[P], failure: Failure) -> Result:
         # What has not begun failed while its model was exported.
         exported = bool(state.folder and state.exported) or not self._step.export
         failure = replace(failure, exported=exported)
@@ -275,7 +284,7 @@ class _StepRun:
             self._cached.forget(state.key)
         return Result(failure=failure, variables=state.variables)
 
-    def _finish(self, state: _ProgramState, reply: dict[str, Any]) -> Result:
+    def _finish(self, state: _ProgramState[P], reply: dict[str, Any]) -> Result:
         step, into = self._step, state.folder
         assert into is not None
         if step.export:
@@ -292,7 +301,7 @@ class _StepRun:
                 shutil.rmtree(into, ignore_errors=True)
         return self._keep(state, replace(result, folder=into if step.keeps_files else None), reply)
 
-    def _keep(self, state: _ProgramState, result: Result, reply: dict[str, Any]) -> Result:
+    def _keep(self, state: _ProgramState[P], result: Result, reply: dict[str, Any]) -> Result:
         """With the files where the cached result has them."""
         reason = state.not_cached
         if state.key:
@@ -314,7 +323,7 @@ def _variables_named_in(modules: Iterable[str]) -> list[str]:
     return sorted(name for name in names & os.environ.keys() if not name.startswith("QNN_CI_"))
 
 
-def run_step(step: Step, programs: Sequence[Named], own: Packages | None = None) -> dict[str, Result]:
+def run_step(step: Step[P], programs: Sequence[P], own: Packages | None = None) -> dict[str, Result]:
     """The result of each program by name."""
     return _StepRun(step, programs, own).results() if programs else {}
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from ci.work.digests import Digests, installed, site_folders
 from ci.work.plain import Facts
+from ci.work.request import files_below
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
@@ -259,22 +260,8 @@ CODE = (".py", ".so", ".json", ".yaml", ".fbs")
 def folder_digest(
     folder: Path, suffixes: tuple[str, ...] = (".py",), digest: Callable[[Path], str] = hash_file
 ) -> str:
-    """Of all files below a folder whose names end so, without hidden folders. It goes through links, as an
-    overlay has them to a tree."""
-    rows: list[Json] = []
-    inodes: set[tuple[int, int]] = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        stat = Path(place).stat()
-        if (stat.st_dev, stat.st_ino) in inodes:
-            folders.clear()
-            continue
-        inodes.add((stat.st_dev, stat.st_ino))
-        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
-        names = sorted(name for name in files if name.endswith(suffixes) and not name.startswith("."))
-        for path in (Path(place, name) for name in names):
-            if path.is_file():
-                rows.append([path.relative_to(folder).as_posix(), digest(path)])
-    return digest_of(rows)
+    """Of all files below a folder whose names end so, without hidden ones."""
+    return digest_of([[name, digest(folder / name)] for name in files_below(folder, suffixes)])
 
 
 Lines = Mapping[str, tuple[str, str]]

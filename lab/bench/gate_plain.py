@@ -27,7 +27,7 @@ def run_in_turn(work: Path, suite: Path | None) -> None:
     for program in programs_of(suite):
         folder, log = work / program.name.replace("/", "-"), work / "log"
         with output_to(log):
-            compiled = lower(ChipModel.of(program.order), CompileRequest(folder))
+            compiled = lower(ChipModel.of(program.order), CompileRequest(into=folder))
             if isinstance(compiled, ChipProgram):
                 _run(folder, compiled)
         torch._dynamo.reset()

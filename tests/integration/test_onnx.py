@@ -16,7 +16,7 @@ from onnx import helper
 
 from ci.lanes.onnx import parts, provider
 from ci.lanes.onnx.options import NO_SETTINGS
-from ci.lanes.onnx.orders import NOTHING, Preparing
+from ci.lanes.onnx.orders import Preparing
 from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
 from ci.lanes.onnx.stage import request_of
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
@@ -25,6 +25,7 @@ from ci.models.inputs import saved
 from ci.suite.accepted import load_baseline
 from ci.suite.precision import precision_named
 from ci.work.plain import read
+from ci.work.request import NOTHING, sent
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.base.units import decibels
@@ -290,7 +291,7 @@ def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_e
         into = tmp_path / program.case_name
         into.mkdir()
         folders = {"log": str(into / "log"), "export_folder": str(into)}
-        request = read(OnnxRequest, {**request_of(program, NOTHING), **folders})
+        request = read(OnnxRequest, {**sent(request_of(program, NOTHING)), **folders})
         parts.prepare(OnnxOrder.of(request), Preparing())
         means[program.case_name] = {
             name: [float(value.mean()) for arrays in saved(into / name) for value in arrays.values()]

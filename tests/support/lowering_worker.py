@@ -24,8 +24,8 @@ def prepare() -> None:
 
 def export(order: dict[str, Any]) -> dict[str, Any]:
     search_first(Path(order["search_path"]))
-    module, _, what = order["case"]["factory"].partition(":")
-    arguments = order["case"]["arguments"]
+    module, _, what = order["case_of_model"]["factory"].partition(":")
+    arguments = order["case_of_model"]["arguments"]
     if what == "export_crash":
         print("what it printed", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -37,8 +37,8 @@ def export(order: dict[str, Any]) -> dict[str, Any]:
 
 def compiled(order: dict[str, Any]) -> dict[str, Any]:
     print("what it printed")
-    file = Path(order["search_path"], FAILS)
-    what = file.read_text(encoding="utf-8") if file.exists() else order["case"]["factory"].partition(":")[2]
+    file, model = Path(order["search_path"], FAILS), order["case_of_model"]
+    what = file.read_text(encoding="utf-8") if file.exists() else model["factory"].partition(":")[2]
     if what == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif what == "killed":
@@ -54,8 +54,8 @@ def compiled(order: dict[str, Any]) -> dict[str, Any]:
         Path("/dev/full").write_text("weights")
     elif what == "refuse":
         return {"error": {"kind": "factory", "message": "it is no model", "fix": "", "exit_code": 1}}
-    module, _, factory = order["case"]["factory"].partition(":")
-    made = getattr(importlib.import_module(module), factory)(**order["case"]["arguments"])
+    module, _, factory = model["factory"].partition(":")
+    made = getattr(importlib.import_module(module), factory)(**model["arguments"])
     content = made if isinstance(made, bytes) else str(made).encode()
     (Path(order["into"]) / "program.pte").write_bytes(content)
     return {**as_json(compiled_as(inputs=((),))), "parent": os.getppid()}

@@ -57,7 +57,14 @@ class ToyPlan(Plan):
     programs: tuple[ToyProgram, ...]
 
 
-def compiling(plan: ToyPlan, goes_wrong: Mapping[str, object] | None = None) -> Step:
+@dataclass(frozen=True, slots=True)
+class ToyRequest:
+    width: int
+    soc: str
+    goes_wrong: Mapping[str, object]
+
+
+def compiling(plan: ToyPlan, goes_wrong: Mapping[str, object] | None = None) -> Step[ToyProgram]:
     home = Home({"PATH": "/usr/bin:/bin"}, plan.logs, "tests.support.toy_worker:prepare", "nothing", "")
     return Step(
         plan=plan,
@@ -65,8 +72,7 @@ def compiling(plan: ToyPlan, goes_wrong: Mapping[str, object] | None = None) -> 
         title="toys",
         function="tests.support.toy_worker:compiled",
         home=lambda own: home,
-        request=lambda program: {"width": program.run.width, **(goes_wrong or {})},
-        key=lambda program, results: {"run": {**program.order.run}, "soc": program.soc},
+        request=lambda program: ToyRequest(program.run.width, program.soc, goes_wrong or {}),
         keeps_files=True,
     )
 

@@ -14,7 +14,7 @@ def prepare() -> None:
 
 
 def _compile(order: dict[str, Any]) -> dict[str, Any]:
-    width, goes_wrong = order["width"], order.get("goes wrong", "")
+    width, goes_wrong = order["width"], order["goes_wrong"].get("goes wrong", "")
     if width > 90:
         raise ValueError(f"no program is {width} wide")
     if goes_wrong == "full disk":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ class Ran:
 
     folder: Path
     asked: Mapping[str, object]
+
+    def _request(self) -> Any:
+        fields = {**self.asked, "says": f"{LINE[0]} `{LINE[1]}`"}
+        return make_dataclass("Asked", [*fields], frozen=True)(**fields)
 
     def result(
         self,
@@ -59,8 +63,7 @@ class Ran:
             title="toys",
             function="tests.support.tasks:echo",
             home=lambda packages: home_in(self.folder, TZ=zone),
-            request=lambda program: {**self.asked, "says": f"{LINE[0]} `{LINE[1]}`"},
-            key=lambda program, cached: {"asked": str(self.asked)},
+            request=lambda program: self._request(),
             export=export,
             export_key=export_key,
             accepts=lambda program, result: accepts,

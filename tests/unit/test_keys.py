@@ -24,7 +24,6 @@ from ci.lanes.llm.stage import compiling as compiling_checkpoint
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.onnx.explain import rewriting
-from ci.lanes.onnx.orders import NOTHING
 from ci.lanes.onnx.stage import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
@@ -39,6 +38,7 @@ from ci.work.cached_steps import NotCached, Step
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from ci.work.plain import as_json, read
+from ci.work.request import NOTHING, key_of, sent
 from ci.work.results import CachedResults
 from provisioning import known_faults
 from provisioning.base.settings import Selection
@@ -151,15 +151,15 @@ def _plan_of(program: Program, folder: Path) -> ExecutorchPlan:
     return plan
 
 
-def _lower(program: Program, folder: Path) -> Step:
+def _lower(program: Program, folder: Path) -> Step[Any]:
     return lowering(_plan_of(program, folder))
 
 
-def _onnx(program: Program, folder: Path) -> Step:
+def _onnx(program: Program, folder: Path) -> Step[Any]:
     return compiling(_plan(OnnxPlan, program, folder))
 
 
-def _judge(program: Program, folder: Path) -> Step:
+def _judge(program: Program, folder: Path) -> Step[Any]:
     models = {program.name: Result({"perplexity": 3.0, "weights": "weights"}, folder)}
     return reading(_plan(LlmPlan, program, folder, qnn_environment=None), models)
 
@@ -174,7 +174,7 @@ def _llm_program(folder: Path) -> Program:
 @dataclass(frozen=True)
 class Lane:
     program: Callable[[Path], Program]
-    step: Callable[[Program, Path], Step]
+    step: Callable[[Program, Path], Step[Any]]
     case: Mapping[str, Any]
     run: Mapping[str, Any]
 
@@ -200,12 +200,17 @@ def test_every_field_has_another_value_to_try(tmp_path: Path, name: str) -> None
     assert set(lane.run) == set(type(program.run).model_fields)
 
 
+def key_in(step: Step[Any], program: Program, folder: Path) -> Any:
+    """What a result depends on, as its record has it."""
+    key = key_of(step.request(program), CachedResults(folder / "store", "any").digest)
+    return json.loads(json.dumps(key))
+
+
 def _asked(lane: Lane, program: Program, folder: Path) -> tuple[Any, Any, Any]:
     """Its key, and what the processes get that build its model and that do its work."""
     step = lane.step(program, folder)
     export = step.export(program) if step.export else None
-    key = step.key(program, CachedResults(folder / "store", "any"))
-    return json.loads(json.dumps(key)), export and export.request, step.request(program)
+    return key_in(step, program, folder), export and export.request, sent(step.request(program))
 
 
 @pytest.mark.parametrize(("name", "part", "field"), CHANGES)
@@ -248,11 +253,11 @@ def test_a_file_that_an_option_names_is_in_the_key_by_its_bytes(tmp_path: Path) 
 def test_what_an_onnx_model_is_rewritten_by_is_in_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    program, results = LANES["test_onnx"].program(tmp_path), CachedResults(tmp_path / "store", "any")
+    program = LANES["test_onnx"].program(tmp_path)
     plan = _plan(OnnxPlan, program, tmp_path)
 
     def key(rules: tuple[str, ...] | None = None) -> Any:
-        return rewriting(plan, rules).key(program, results)
+        return key_in(rewriting(plan, rules), program, tmp_path)
 
     first = key()
     assert key() == first and key(("bias-used-twice",)) != first
@@ -265,13 +270,13 @@ def test_a_program_that_another_qnn_compiles_or_with_crashes_on_the_cpu_has_anot
     tmp_path: Path,
 ) -> None:
     program = make_program(tmp_path)
-    plan, results = _plan_of(program, tmp_path), CachedResults(tmp_path / "store", "any")
+    plan = _plan_of(program, tmp_path)
     steps = [
         lowering(plan),
         lowering(replace(plan, qnn={**QNN, "libraries": "others"})),
         lowering(plan, crashes_on_cpu=True),
     ]
-    key, *keys = (step.key(program, results) for step in steps)
+    key, *keys = (key_in(step, program, tmp_path) for step in steps)
     assert key not in keys
 
 
@@ -290,7 +295,7 @@ def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
         plan = replace(_plan_of(program, tmp_path), qnn={**QNN, "libraries": qnn})
         runner = Runner(script(tmp_path / "dist/bin/runner", "exit 0"))
         step = running(plan, runner, {program.name: Result(folder=compiled, record=compiled_as(**facts))})
-        return step.key(program, CachedResults(tmp_path / "store", "any"))
+        return key_in(step, program, tmp_path)
 
     first = key()
     assert (
@@ -313,12 +318,12 @@ def test_a_search_for_what_differs_is_known_by_its_runner_and_limit_and_not_by_i
     def key(library: str = "", least: float = 20.0, seconds: float = 60.0) -> Any:
         backend.write_text(library)
         step = searching(_plan_of(program, tmp_path), runner, DivergenceLimits(least, seconds))
-        return step.key(program, CachedResults(tmp_path / "store", "any"))
+        return key_in(step, program, tmp_path)
 
     def scored(exact: str, seconds: float) -> Any:
-        asked = as_json(ScoreRequest(exact, seconds))
+        asked = ScoreRequest(exact, seconds)
         step = worker_step(_plan_of(program, tmp_path), "scores", "scored", asked)
-        return step.key(program, CachedResults(tmp_path / "store", "any"))
+        return key_in(step, program, tmp_path)
 
     first = key()
     assert key(seconds=5.0) == first
@@ -373,7 +378,7 @@ def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) 
         sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1, "calibration": []}
         order = CompileOrder(model=str(folder), through="genie", soc="SM8650", precision="fp16", **sizes)
         step = compiling_checkpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), order)
-        return step.key(program, CachedResults(tmp_path / "store", "any"))
+        return key_in(step, program, tmp_path)
 
     first, moved, config = key("first"), key("moved"), key("config", "config.json")
     assert first == moved != config and str(tmp_path) not in json.dumps([first, config])
@@ -401,14 +406,14 @@ def _gets_all(program: Any) -> bool:
 
 def _gets_all_of_onnx(program: Any) -> bool:
     folders = dict.fromkeys(("log", "export_folder"), "folder")
-    request = json.loads(json.dumps({**request_of(program, NOTHING), **folders}))
+    request = json.loads(json.dumps({**sent(request_of(program, NOTHING)), **folders}))
     order = OnnxOrder.of(read(OnnxRequest, request))
     same = _same(order.case, program.case) and _same(order.run, program.run)
     return same and order.run.settings(program.soc) == program.run.settings(program.soc)
 
 
 def _gets_all_of_llm(program: Any) -> bool:
-    request = json.loads(json.dumps(_judge(program, Path("model")).request(program)))
+    request = json.loads(json.dumps(sent(_judge(program, Path("model")).request(program))))
     order, run = read(SuiteOrder, request).compiled, program.run
     wanted = (run.through, run.precision, run.parts, program.soc)
     return (order.through, order.precision, order.parts, order.soc) == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
 from ci.explain.rewriting import ModelRewrite, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.orders import ChipProgram, Quantized, compiled_in
+from ci.lanes.executorch.orders import ChipProgram, DivergenceOptions, Quantized, compiled_in
 from ci.lanes.executorch.product import (
     plan_of_model,
     program_of,
@@ -52,11 +52,9 @@ from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
 from ci.suite.runner import Runner, ready_runner
 from ci.work.cached_steps import Step
-from ci.work.plain import as_json
-from ci.work.results import CachedResults, Key
+from ci.work.request import File
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed
-from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 from provisioning.components import version_in
 from provisioning.known_faults import SuspectedFault
@@ -87,22 +85,20 @@ def divergence_of(model: OneModel, program: ExecutorchProgram, limits: Divergenc
     return replace(result, first=replace(first, known=tuple(SuspectedFault.of(row.fault) for row in met)))
 
 
-def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) -> Step:
+def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) -> Step[ExecutorchProgram]:
     """Ends with the operator that differs."""
-    versions = {str(name): number for name, number in versions_of(plan.build_id).items()}
-
-    def known_by(results: CachedResults) -> Key:
-        digests: dict[str, Metric] = {"whose": runner.dialect.owner, **runner.digests(results.digest)}
-        suspects: dict[str, Metric] = {"faults": results.digest(known_faults.MANIFEST), **versions}
-        return {"least": limits.least, "runner": digests, "suspects": suspects}
-
+    asks = DivergenceOptions(
+        **{field.name: getattr(limits, field.name) for field in fields(limits)},
+        runner=runner.order,
+        versions=versions_of(plan.build_id),
+        faults=File(str(known_faults.MANIFEST)),
+    )
     return worker_step(
         plan,
         "divergence",
         "diverged",
-        {**as_json(limits), "runner": runner.order, "versions": versions},
+        asks,
         title="the operator that differs",
-        known_by=known_by,
         reply=DivergenceResult,
         remains_of=remains_of,
         # A search that ended before it was done goes on the next time.
@@ -116,7 +112,7 @@ def script_of(
     plan = plan_of_model(model, "divergence", [program])
     packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
-    request = as_json(ScriptRequest.of(operator, program.name, least, needs))
+    request = ScriptRequest.of(operator, program.name, least, needs)
     step = worker_step(plan, "script", "script", request, title="the script", reply=OperatorScript)
     return answered(step, OperatorScript)
 
@@ -127,7 +123,7 @@ def scores_of(model: OneModel, program: ExecutorchProgram, request: ScoreRequest
         plan,
         "scores",
         "scored",
-        as_json(request),
+        request,
         title="scores",
         reply=Scores,
         accepts=lambda program, result: not result.read(Scores).rest,
@@ -135,7 +131,7 @@ def scores_of(model: OneModel, program: ExecutorchProgram, request: ScoreRequest
     return answered(step, Scores)
 
 
-def answered(step: Step, reply: type[T]) -> T:
+def answered(step: Step[ExecutorchProgram], reply: type[T]) -> T:
     """Of the plan's first program. Raises why there is no answer."""
     plan: Any = step.plan
     return require_done(plan.programs[0], plan, run_step(step)).read(reply)

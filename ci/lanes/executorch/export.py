@@ -122,7 +122,7 @@ def _exported(request: ExportRequest) -> ExportedRuns:
     runs = dict[str, ExportedRun]()
     lines: dict[str, tuple[str, str]] = {}
     for name, run in request.runs.items():
-        order = replace(request, run=run)
+        order = replace(request, run=run, run_of_model={})
         if not cases:
             cases.append(ExportedCase.of(case_of(order), Path(order.search_path)))
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
 from ci.explain.audit import KeptNodes
@@ -16,10 +17,15 @@ from ci.models.model_lines import OperatorAt
 from ci.operators import CpuOperator, GraphPart, Traits
 from ci.suite.accuracy import Inferences
 from ci.suite.programs import ProgramOrder
+from ci.suite.runner import RunnerOrder
 from ci.work.outcome import Result
+from ci.work.request import File, Folder
 from ci.work.results import ExportReply, Key
 from provisioning.base.findings import Metric
 from provisioning.known_faults import Product
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,25 @@ class ExportedRuns(ExportReply):
     runs: Mapping[str, ExportedRun]
 
 
-@dataclass(frozen=True, slots=True)
-class CompileRequest:
-    into: Path
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest(ProgramOrder):
+    """What the worker does with a program's model."""
+
+    asks: DataclassInstance
+    """What the work is asked beside the program."""
+    qnn: Mapping[str, str]
+    """The build, and the digest of its libraries for this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweringOptions:
     crashes_on_cpu: bool = False
     """Whether to leave on the CPU what the compiler crashes on, if the rest then lowers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest(LoweringOptions):
+    into: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +77,26 @@ class QuantizeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DivergenceRequest(DivergenceLimits):
-    into: Path
-    runner: Mapping[str, str]
+class DivergenceOptions(DivergenceLimits):
+    runner: RunnerOrder
     versions: Mapping[Product, str]
+    faults: File
+    """The table of known faults: operators that can have one are tried first."""
 
 
-@dataclass(frozen=True, slots=True)
-class RewriteRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceRequest(DivergenceOptions):
     into: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeededRewrites:
     needs: tuple[Need, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteRequest(NeededRewrites):
+    into: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +181,7 @@ class ComparedFiles:
 class ComparedOutputs:
     """What a program's outputs are compared with."""
 
-    compiled: str
+    compiled: Folder
     """The folder of inputs and expected outputs."""
     compared: ComparedFiles
 
@@ -160,8 +190,9 @@ class ComparedOutputs:
 class RunRequest(ComparedOutputs):
     """What a process that runs a program gets."""
 
-    runner: Mapping[str, str]
-    program: str
+    runner: RunnerOrder
+    program: File
+    qnn: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

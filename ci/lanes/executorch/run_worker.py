@@ -31,13 +31,13 @@ def _run(order: Mapping[str, object]) -> EmulatorRun:
     from ci.suite.accuracy import Unusable, compared, each_sample_db, in_files
 
     request, folder = read(RunRequest, order), Path(str(order["into"]))
-    of, compiled = request.compared, Path(request.compiled)
+    of, compiled = request.compared, Path(request.compiled.path)
     outputs = folder / OUTPUTS
     outputs.mkdir()
     files = ((compiled / row.file for row in inference) for inference in of.inputs)
     runner = Runner.ordered(request.runner)
     inputs = runner.write_inputs(folder / INPUTS, files)
-    command = runner.command(Path(request.program), inputs, outputs)
+    command = runner.command(Path(request.program.path), inputs, outputs)
     start = time.monotonic()
     doing("run")
     # The runner finds its own libraries; this process needs none of the SDK's.
@@ -66,7 +66,7 @@ def _figures(order: Mapping[str, object]) -> dict[str, object]:
     request, outputs = read(MetricRequest, order), read(ComparedOutputs, order)
     os.chdir(request.working_folder)
     pairs, against = (
-        in_files(request.outputs, Path(outputs.compiled), rows, choices=False)
+        in_files(request.outputs, Path(outputs.compiled.path), rows, choices=False)
         for rows in (outputs.compared.expected, outputs.compared.reference)
     )
     figures = side_by_side(request.function, pairs, against, len(outputs.compared.expected))

@@ -57,6 +57,7 @@ from ci.suite.stage import (
 from ci.work.jobs import Job
 from ci.work.outcome import Failure, Result
 from ci.work.plain import as_json
+from ci.work.request import Folder, sent
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
@@ -236,7 +237,8 @@ def _scores(
     """Of the programs that have a metric."""
 
     def request(program: ExecutorchProgram) -> Mapping[str, object]:
-        return as_json(ComparedOutputs(str(folder_of(compiled, program)), compared_files(program, compiled)))
+        folder = Folder(str(folder_of(compiled, program)))
+        return sent(ComparedOutputs(folder, compared_files(program, compiled)))
 
     outputs = {
         program.name: folder / OUTPUTS

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ci.artifacts.against_sdk import sdk_arches
 from ci.explain.rewriting import ModelRewrite, Need
@@ -21,6 +20,9 @@ from ci.lanes.executorch.orders import (
     EmulatorRun,
     ExportedRuns,
     ExportRequest,
+    LoweringOptions,
+    ModelRequest,
+    NeededRewrites,
     Quantized,
     RunRequest,
     compiled_in,
@@ -30,6 +32,7 @@ from ci.lanes.executorch.orders import (
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.suite.accuracy import in_words, with_samples
+from ci.suite.programs import ProgramOrder
 from ci.suite.runner import Runner
 from ci.suite.stage import (
     Plan,
@@ -43,8 +46,9 @@ from ci.work.cached_steps import NotCached, NotExported, Step
 from ci.work.child import closed
 from ci.work.jobs import Job, Line, WorkOptions, failed
 from ci.work.outcome import Refused, Result, line_of
-from ci.work.plain import as_json, read
-from ci.work.results import CachedResults, Key
+from ci.work.plain import read
+from ci.work.request import NOTHING, File, Folder, sent
+from ci.work.results import Key
 from ci.work.schedule import ChildTask, Home
 from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Severity
@@ -53,7 +57,8 @@ from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_socs, soc_named
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 COMPILED, RAN = "lowering", "emulator"
 """The step whose files are programs, and the one whose figures are a program's."""
@@ -137,26 +142,12 @@ def other_profile(program: ExecutorchProgram) -> str:
 
 
 def worker_step(
-    plan: ExecutorchPlan,
-    kind: str,
-    work: str,
-    arguments: Mapping[str, Any] = NOTHING,
-    *,
-    known_by: Callable[[CachedResults], Key] | None = None,
-    **more: Any,
-) -> Step:
-    """What the function `work` of the worker does with each program's model, which it exports first. The work
-    gets the `arguments`; its result depends on them, or on what it is `known_by`, and not on how long it
-    takes."""
+    plan: ExecutorchPlan, kind: str, work: str, asks: DataclassInstance = NOTHING, **more: Any
+) -> Step[ExecutorchProgram]:
+    """What the function `work` of the worker does with each program's model, which it exports first."""
 
-    def key(program: ExecutorchProgram, results: CachedResults) -> Key:
-        """The run, without what says which inputs the model gets: the export gives them by their bytes."""
-        order = program.order
-        run = {name: value for name, value in order.run.items() if name != "calibration"}
-        case = {name: order.case[name] for name in ("backend", "non_finite")}
-        options = dict(known_by(results) if known_by else arguments)
-        options.pop("seconds", None)
-        return {"run": run, "case": case, "soc": program.soc, "options": options, "QNN": dict(plan.qnn)}
+    def request(program: ExecutorchProgram) -> ModelRequest:
+        return ModelRequest(**_fields_of(program.order), asks=asks, qnn=plan.qnn)
 
     return Step(
         plan=plan,
@@ -164,8 +155,7 @@ def worker_step(
         title=more.pop("title", f"programs for QNN {plan.build_id}"),
         function=f"{WORKER}:{work}",
         home=partial(_home, plan),
-        request=lambda program: {**as_json(program.order), **arguments},
-        key=key,
+        request=request,
         export=partial(_export, plan),
         export_key=_export_key,
         cost=_cost,
@@ -173,11 +163,15 @@ def worker_step(
     )
 
 
-def lowering(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> Step:
+def _fields_of(order: ProgramOrder) -> dict[str, Any]:
+    return {field.name: getattr(order, field.name) for field in fields(order)}
+
+
+def lowering(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> Step[ExecutorchProgram]:
     """With `crashes_on_cpu`, what the compiler crashes on stays on the CPU."""
-    arguments = {"crashes_on_cpu": crashes_on_cpu}
+    asks = LoweringOptions(crashes_on_cpu=crashes_on_cpu)
     return worker_step(
-        plan, COMPILED, "compiled", arguments, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
+        plan, COMPILED, "compiled", asks, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
     )
 
 
@@ -187,15 +181,15 @@ def has_all_costs(program: ExecutorchProgram, result: Result) -> bool:
     return program.backend != "htp" or record.graphs >= record.delegates
 
 
-def quantizing(plan: ExecutorchPlan) -> Step:
+def quantizing(plan: ExecutorchPlan) -> Step[ExecutorchProgram]:
     """Ends with the quantized model."""
     return worker_step(plan, "quantized", "quantized", reply=Quantized, keeps_files=True)
 
 
-def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step:
+def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step[ExecutorchProgram]:
     """Ends with the float model, with these rewrites where they match."""
-    arguments = {"needs": [as_json(need) for need in needs]}
-    return worker_step(plan, "rewritten", "rewritten", arguments, reply=ModelRewrite, keeps_files=True)
+    asks = NeededRewrites(needs=tuple(needs))
+    return worker_step(plan, "rewritten", "rewritten", asks, reply=ModelRewrite, keeps_files=True)
 
 
 def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
@@ -205,9 +199,10 @@ def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
 def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:
     """Of all runs of the case that are wanted."""
     alike = [row for row in plan.programs if _model_of(row) == _model_of(program)]
-    order = ExportRequest(**as_json(program.order), runs={row.run.name: row.order.run for row in alike})
+    runs = {row.run.name: row.order.whole_run for row in alike}
+    order = ExportRequest(**_fields_of(program.order), runs=runs)
     name, log = f"{program.suite}:{program.case_name}", export_log(plan, program)
-    return ChildTask(name, EXPORT, as_json(order), plan.work.timeout, log)
+    return ChildTask(name, EXPORT, sent(order), plan.work.timeout, log)
 
 
 def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:
@@ -238,7 +233,7 @@ def compile_programs(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> d
     return run_step(lowering(plan, crashes_on_cpu=crashes_on_cpu))
 
 
-def run_step(step: Step) -> dict[str, Result]:
+def run_step(step: Step[ExecutorchProgram]) -> dict[str, Result]:
     """Of every program that is not refused, by name; its files are in the result's folder."""
     plan = step.plan
     assert isinstance(plan, ExecutorchPlan)
@@ -264,22 +259,17 @@ def compared_files(program: ExecutorchProgram, compiled: Mapping[str, Result]) -
     return ComparedFiles(record.inputs, record.expected, record.reference, program.case.non_finite)
 
 
-def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> Step:
-    def key(program: ExecutorchProgram, results: CachedResults) -> Key:
+def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> Step[ExecutorchProgram]:
+    def request(program: ExecutorchProgram) -> RunRequest:
         folder, record = folder_of(compiled, program), compiled_in(compiled[program.name])
-        files = {path.name: results.digest(path) for path in sorted(folder.glob("*.raw"))}
-        return {
-            "QNN": dict(plan.qnn),
-            **as_json(compared_files(program, compiled)),
+        return RunRequest(
+            Folder(str(folder), (".raw",)),
+            compared_files(program, compiled),
+            runner.order,
             # ExecuTorch stamps the time of lowering into a program: an equal one is not run again for that.
-            "program": record.without_time,
-            "files": files,
-            "runner": {"whose": runner.dialect.owner, **runner.digests(results.digest)},
-        }
-
-    def request(program: ExecutorchProgram) -> Mapping[str, object]:
-        folder, compared = folder_of(compiled, program), compared_files(program, compiled)
-        return as_json(RunRequest(str(folder), compared, runner.order, str(folder / PROGRAM)))
+            File(str(folder / PROGRAM), known_by=record.without_time),
+            plan.qnn,
+        )
 
     def cost(program: ExecutorchProgram) -> Job:
         recorded = program.recorded
@@ -292,7 +282,6 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         function=f"{RUN_WORKER}:run_program",
         home=partial(home_of_runs, plan),
         request=request,
-        key=key,
         reply=EmulatorRun,
         cost=cost,
         # Its figures are judged each time, and its metric is computed of them: whatever they are, they stay.

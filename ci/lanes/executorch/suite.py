@@ -70,6 +70,7 @@ class ModuleScheme(Model):
 
 class ExecutorchRun(MixedRun):
     judged_later: ClassVar = MixedRun.judged_later | {"delegates", "cpu_budget"}
+    of_model: ClassVar = frozenset({"calibration"})
 
     precision: Scheme
     nodes: dict[Scheme, tuple[str, ...]] = Field(default={})  # type: ignore[assignment]
@@ -114,6 +115,7 @@ class ExecutorchRun(MixedRun):
 
 class ExecutorchCase(SuiteCase):
     judged_later: ClassVar = SuiteCase.judged_later | {"files", "delegates", "cpu_budget", "metric"}
+    of_model: ClassVar = frozenset({"factory", "arguments", "inputs", "samples", "inferences"})
 
     factory: Factory
     """A .pt2; or `module:function`, called with `arguments`, which returns the model, and its inputs if none
@@ -171,8 +173,8 @@ class ExecutorchProgram(Program):
 
 def case_of(order: ProgramOrder) -> ExecutorchCase:
     """With the order's run alone."""
-    run = {**order.run, "socs": [order.soc]}
-    return ExecutorchCase.model_validate_json(json.dumps({**order.case, "run": [run]}))
+    run = {**order.whole_run, "socs": [order.soc]}
+    return ExecutorchCase.model_validate_json(json.dumps({**order.whole_case, "run": [run]}))
 
 
 def chosen_for(subject: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:

@@ -177,6 +177,7 @@ def prepare() -> None:
 
 
 _order_of = reader(ProgramOrder)
+_asks_of = reader(dict[str, object])
 
 
 def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
@@ -184,9 +185,9 @@ def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) 
     request_of = reader(kind)
 
     def answer(request: Mapping[str, object]) -> dict[str, object]:
-        order = _order_of(request)
+        order, asks = _order_of(request), _asks_of(request["asks"])
         os.chdir(order.working_folder)
-        return as_json(work(ChipModel.of(order), request_of(request)))
+        return as_json(work(ChipModel.of(order), request_of({**asks, "into": request["into"]})))
 
     return reporting(answer, error_of)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ci.suite.programs import Fields
 from ci.work.plain import as_json, read
+from ci.work.request import Folder, irrelevant
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering import plural
 
@@ -218,6 +220,47 @@ def measure_program(
     for of_kind in of_kinds:
         parts += read(Parts, ask(do="parts", **as_json(of_kind))).parts
     return MeasuredProgram(size, windows, rounded, parts)
+
+
+Qnn = Mapping[str, str]
+"""The build that programs are lowered with, and the digest of its libraries; none through Genie."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """A checkpoint to compile. A worker reads it as CompileOrder."""
+
+    model: Folder
+    through: str
+    soc: str
+    precision: str
+    context: int
+    prefill: int
+    parts: int
+    calibration: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilingRequest(CheckpointRequest):
+    do: str
+    name: str
+    qnn: Qnn
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRequest:
+    """A program of a suite to compile and measure. A worker reads it as SuiteOrder."""
+
+    do: str
+    compiled: CheckpointRequest
+    run: Fields
+    qnn: Qnn
+    timeout: float = field(metadata=irrelevant("how long Genie may take"))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    do: str
 
 
 @dataclass(frozen=True, slots=True)

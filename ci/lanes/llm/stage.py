@@ -3,22 +3,24 @@ results are cached by all that decides them."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
+    CheckpointRequest,
     CompileOrder,
+    CompilingRequest,
+    JudgeRequest,
+    Qnn,
     Record,
-    SuiteOrder,
     Trained,
+    TrainRequest,
 )
 from ci.lanes.llm.suite import SUITES, LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
@@ -45,15 +47,17 @@ from ci.work.child import closed
 from ci.work.digests import Digests
 from ci.work.jobs import Job, WorkOptions
 from ci.work.outcome import Result
-from ci.work.plain import as_json, read
-from ci.work.results import Key
+from ci.work.plain import read
+from ci.work.request import Folder, files_below
 from ci.work.schedule import Home
 from provisioning.base.commands import Fix, session
-from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 STAGE, MODELS, VERDICTS = "test_llm", "models", "verdicts"
 WORKER = "ci.lanes.llm.worker"
@@ -61,7 +65,8 @@ NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "tran
 MEMORY = 1500 << 20
 CONTEXT, PREFILL = int(TINY_CONFIG["max_position_embeddings"]), 32
 """Of a suite's programs."""
-READ = (".json", ".safetensors")
+READ = (".json", ".safetensors", TEMPLATE)
+"""The ends of the names of a checkpoint's files that are read."""
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
 
@@ -130,19 +135,17 @@ def language_step(
     kind: str,
     title: str,
     *,
-    request: Callable[[LlmProgram], Mapping[str, object]],
-    key: Callable[[LlmProgram, Key], Key],
+    request: Callable[[LlmProgram, Qnn], DataclassInstance],
     by_executorch: bool = False,
     work: str = "",
     **more: Any,
-) -> Step:
-    """`work` is the function of worker.py that prepares its processes; `key` gets the QNN that ExecuTorch's
-    programs are lowered with."""
+) -> Step[LlmProgram]:
+    """`work` is the function of worker.py that prepares its processes; `request` gets the QNN that
+    ExecuTorch's programs are lowered with."""
     environment_ = plan.qnn_environment if by_executorch else None
-    qnn: Key = {}
+    qnn: Qnn = {}
     if environment_:
-        root = environment_.root(QNN_SDK).path
-        qnn = {"QNN": dict(host_libraries(root, plan.selection.store))}
+        qnn = host_libraries(environment_.root(QNN_SDK).path, plan.selection.store)
     home = home_of(work or ("lower" if environment_ else "generate"), plan.logs, environment(environment_))
     return Step(
         plan=plan,
@@ -150,28 +153,19 @@ def language_step(
         title=title,
         function=f"{WORKER}:answer",
         home=lambda own: home,
-        request=request,
-        key=lambda program, results: key(program, qnn),
+        request=lambda program: request(program, qnn),
         **more,
     )
 
 
-def _request_of(task: str, order: CompileOrder | SuiteOrder) -> dict[str, object]:
-    """The request of an order; the task itself says which folder is the result's."""
-    request = {"do": task, **as_json(order)}
-    request.pop("into", None)
-    return request
-
-
-def training(plan: LlmPlan) -> Step:
+def training(plan: LlmPlan) -> Step[LlmProgram]:
     """The float model of a case, from nothing: the same for all cases."""
     return language_step(
         plan,
         "llm-training",
         "models",
         work="train",
-        request=lambda program: {"do": "train"},
-        key=lambda program, qnn: {"what": "train", **qnn},
+        request=lambda program, qnn: TrainRequest("train"),
         cost=lambda program: Job(program.name, 90.0, MEMORY),
         accepts=lambda program, result: (
             not list(model_findings(program.case_name, program.case.perplexity, result))
@@ -180,38 +174,29 @@ def training(plan: LlmPlan) -> Step:
     )
 
 
-def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -> Step:
+def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -> Step[LlmProgram]:
     """What programs of a suite make of text. `models` are theirs by program."""
 
-    def key(program: LlmProgram, qnn: Key) -> Key:
-        weights = read(Trained, models[program.name].facts).weights
-        order = program.order
-        return {"what": "judge", "run": {**order.run}, "soc": order.soc, "weights": weights, **qnn}
-
-    def request(program: LlmProgram) -> Mapping[str, object]:
-        model, run = models[program.name].folder, program.run
-        assert model is not None
-        order = SuiteOrder(
-            compiled=CompileOrder(
-                model=str(model),
-                through=run.through,
-                soc=program.soc,
-                precision=run.precision,
-                context=CONTEXT,
-                prefill=PREFILL,
-                parts=run.parts,
-                calibration=[],
-            ),
-            timeout=plan.work.timeout,
+    def request(program: LlmProgram, qnn: Qnn) -> JudgeRequest:
+        model, run = models[program.name], program.run
+        assert model.folder is not None
+        compiled = CheckpointRequest(
+            model=Folder(str(model.folder), known_by=read(Trained, model.facts).weights),
+            through=run.through,
+            soc=program.soc,
+            precision=run.precision,
+            context=CONTEXT,
+            prefill=PREFILL,
+            parts=run.parts,
+            calibration=[],
         )
-        return _request_of("suite", order)
+        return JudgeRequest("suite", compiled, {**program.order.run}, qnn, plan.work.timeout)
 
     return language_step(
         plan,
         "llm" if through == GENIE else "llm-executorch",
         f"programs through {through}",
         request=request,
-        key=key,
         by_executorch=through == EXECUTORCH,
         cost=lambda program: Job(program.name, 60.0 if program.run.precision == "fp16" else 90.0, MEMORY),
         accepts=lambda program, result: verdict(list(findings_of(program, result))) == "pass",
@@ -220,9 +205,8 @@ def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -
 
 def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
     """Digests of all that a compile may read of a checkpoint, by name."""
-    files = sorted(Path(order.model).iterdir())
-    paths = {path.name: path for path in files if path.suffix in READ or path.name == TEMPLATE}
-    return digests_of(store, paths)
+    folder = Path(order.model)
+    return digests_of(store, {name: folder / name for name in files_below(folder, READ)})
 
 
 def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
@@ -239,22 +223,29 @@ def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
     return by_name
 
 
-def compiling(plan: LlmPlan, order: CompileOrder) -> Step:
+def compiling(plan: LlmPlan, order: CompileOrder) -> Step[LlmProgram]:
     """Known by what is in the order's files, wherever they are."""
 
-    def key(program: LlmProgram, qnn: Key) -> Key:
-        calibration = hashlib.sha256(json.dumps(order.calibration).encode()).hexdigest()
-        rest = as_json(replace(order, model="", calibration=[], into=""))
-        digests = source_of(order, plan.selection.store)
-        files: dict[str, Metric] = {**digests, "the text to calibrate by": calibration}
-        return {"what": "compile", "name": program.case_name, "order": rest, "files": files, **qnn}
+    def request(program: LlmProgram, qnn: Qnn) -> CompilingRequest:
+        return CompilingRequest(
+            do="compile" if order.through == GENIE else "lower",
+            name=program.case_name,
+            model=Folder(order.model, READ),
+            through=order.through,
+            soc=order.soc,
+            precision=order.precision,
+            context=order.context,
+            prefill=order.prefill,
+            parts=order.parts,
+            calibration=order.calibration,
+            qnn=qnn,
+        )
 
     return language_step(
         plan,
         "llm-compile",
         "language models",
-        request=lambda program: _request_of("compile" if order.through == GENIE else "lower", order),
-        key=key,
+        request=request,
         by_executorch=True,
         cost=lambda program: Job(program.name, 60.0, MEMORY),
         keeps_files=True,

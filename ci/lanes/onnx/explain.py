@@ -40,10 +40,10 @@ from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step
 from ci.work.cached_steps import Step, require_done
+from ci.work.request import File
 from provisioning import known_faults
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
-from provisioning.base.files import hash_file
 from provisioning.known_faults import SuspectedFault, faults_of
 
 
@@ -98,9 +98,9 @@ def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritte
     return Rewritten(reply.answer.changes, path if path.is_file() else None)
 
 
-def rewriting(plan: OnnxPlan, rules: tuple[str, ...] | None) -> Step:
+def rewriting(plan: OnnxPlan, rules: tuple[str, ...] | None) -> Step[OnnxProgram]:
     """Ends with the model, with the rewrites that this build needs where they match."""
-    tables = (hash_file(known_faults.MANIFEST), hash_file(known_faults.FIXES))
+    tables = (File(str(known_faults.MANIFEST)), File(str(known_faults.FIXES)))
     choice = WantedRewrites(rules, tables)
     return command_step(plan, "onnx-rewrite", "rewritten", request=choice, keeps_files=True)
 

@@ -12,17 +12,13 @@ from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
 from ci.operators import CpuOperator
 from ci.work.outcome import Result
+from ci.work.request import File
 from ci.work.results import ExportReply, Key
 
 MODEL, QUANTIZED = "model_ctx", "model_qdq"
 """Names of files that no user sees."""
 CONTEXT = "context"
 """The folder of a result that has the context and its .onnx."""
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """What is asked of a task that needs no more than the program; and what one answers that writes files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,6 @@ class Preparing:
 
 
 DRAWN = Preparing(drawn=True)
-NOTHING = Nothing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +188,8 @@ class CommandAnswer(TakenModel):
 class WantedRewrites:
     rules: tuple[str, ...] | None
     """None: all."""
-    tables: tuple[str, ...]
-    """The digests of the tables of faults and of fixes: they say what is rewritten."""
+    tables: tuple[File, ...]
+    """Those of faults and of fixes, which say what is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)

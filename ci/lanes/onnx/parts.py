@@ -44,7 +44,6 @@ from ci.lanes.onnx.orders import (
     CompiledContext,
     CompileOptions,
     Mixed,
-    Nothing,
     PreparedModel,
     Preparing,
     QuantizedModel,
@@ -95,6 +94,7 @@ from ci.suite.onnx_runtime import folded, installed_build, on_cpu
 from ci.suite.precision import Precision, precision_named
 from ci.suite.suite_file import Thresholds
 from ci.work.plain import as_json
+from ci.work.request import Nothing
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, UsageError

@@ -31,13 +31,11 @@ from ci.lanes.onnx.options import NO_SETTINGS, Settings, parse_assignments, sett
 from ci.lanes.onnx.orders import (
     CONTEXT,
     DRAWN,
-    NOTHING,
     Chips,
     CommandAnswer,
     CompiledContext,
     CompileOptions,
     FileName,
-    Nothing,
     OnnxRunRequest,
     Preparing,
     ProgramFacts,
@@ -70,6 +68,7 @@ from ci.suite.suite_file import precision_file_of
 from ci.work.cached_steps import Step, require_done
 from ci.work.outcome import Result
 from ci.work.plain import as_json, read
+from ci.work.request import NOTHING, Nothing
 from ci.work.schedule import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
@@ -133,7 +132,7 @@ def command_step(
     title: str = "programs",
     rest: str = "",
     keeps_files: bool = False,
-) -> Step:
+) -> Step[OnnxProgram]:
     """What a command for one model asks of the worker. A search may end before it is done, and goes on the
     next time: `rest` is the name of what there was no time for."""
 
@@ -154,7 +153,7 @@ def command_step(
     )
 
 
-def answered(step: Step, reply: type[T]) -> Answered[T]:
+def answered(step: Step[OnnxProgram], reply: type[T]) -> Answered[T]:
     """Of the plan's first program. Raises why there is no answer."""
     program: Any = step.plan.programs[0]
     return answer_in(run_cached_step(step, [program])[program.name], reply)
@@ -196,7 +195,7 @@ def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
     return plan_of(programs, model.selection, model.work)
 
 
-def compiling_one(plan: OnnxPlan, model: OneModel) -> Step:
+def compiling_one(plan: OnnxPlan, model: OneModel) -> Step[OnnxProgram]:
     """The context as files."""
 
     def options(program: OnnxProgram) -> CompileOptions:
@@ -229,7 +228,7 @@ def product_files(plan: OnnxPlan, model: OneModel, program: OnnxProgram, folder:
     return sorted((folder / CONTEXT).glob(f"{_stem(plan, model, program)}*"))
 
 
-def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step:
+def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step[OnnxProgram]:
     """The estimates for `chips` of each model in its precision. The program's own chip does not matter."""
     return command_step(
         plan,

@@ -33,7 +33,6 @@ from ci.lanes.onnx.model_file import (
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.orders import (
     Losses,
-    Nothing,
     WantedRewrites,
 )
 from ci.lanes.onnx.samples import ModelFiles
@@ -43,6 +42,7 @@ from ci.models.model_lines import OperatorAt, user_frame
 from ci.suite.accuracy import Pair, least_sqnr_db
 from ci.suite.onnx_runtime import installed_build
 from ci.suite.precision import Precision, precision_named
+from ci.work.request import Nothing
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
 from provisioning.components import version_in

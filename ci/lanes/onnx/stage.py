@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from ci.lanes.onnx.orders import (
     facts_in,
 )
 from ci.lanes.onnx.samples import OUTPUTS
-from ci.lanes.onnx.suite import SUITES, OnnxProgram, calibrating
+from ci.lanes.onnx.suite import SUITES, OnnxProgram, ProgramRequest, calibrating
 from ci.models.own_packages import OwnPackages
 from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
@@ -55,13 +55,13 @@ from ci.work.cached_steps import Step
 from ci.work.child import closed
 from ci.work.jobs import Job, Line, WorkOptions, failed
 from ci.work.outcome import Failure, Result, line_of
-from ci.work.plain import as_json, read
-from ci.work.results import CachedResults, Key
+from ci.work.plain import read
+from ci.work.request import File, sent
 from ci.work.schedule import ChildTask, Home
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder
-from provisioning.base.findings import Finding, Metric
+from provisioning.base.findings import Finding
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.manifest import soc_named
@@ -77,9 +77,6 @@ SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
 """The assumed cost of a model and of a program that were never measured, for the order of work and the
 estimate.
 """
-
-LIMITS_OF_SEARCHES = ("seconds", "whole")
-"""Options that decide how long a search takes, and not what it finds."""
 
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
@@ -124,26 +121,12 @@ def onnx_step(
     options: Callable[[OnnxProgram], DataclassInstance],
     preparing: Callable[[OnnxProgram], Preparing],
     **more: Any,
-) -> Step:
-    """What the function `task` of the worker does with each program. Programs of one model share its export;
-    those of one run its quantized model. The task gets the options beside the program, and its result depends
-    on them."""
-
-    def key(program: OnnxProgram, results: CachedResults) -> Key:
-        """The run, and what its model's samples are judged by; the export gives model and samples."""
-        order, fields = program.order, as_json(options(program))
-        files: list[Metric] = [results.digest(path) for path in files_of(program.run.options)]
-        return {
-            "run": {**order.run},
-            "case": {name: order.case[name] for name in ("non_finite", "recorded")},
-            "chip": soc_named(program.soc).model_dump(mode="json"),
-            "calibrating": calibrating(program.case, program.run),
-            "options": {name: value for name, value in fields.items() if name not in LIMITS_OF_SEARCHES},
-            "files of options": files,
-        }
+) -> Step[OnnxProgram]:
+    """What the function `task` of the worker does with each program, asked with these options. Programs of
+    one model share its export; those of one run its quantized model."""
 
     def export(program: OnnxProgram) -> ChildTask:
-        request, log = request_of(program, preparing(program)), export_log(plan, program)
+        request, log = sent(request_of(program, preparing(program))), export_log(plan, program)
         return ChildTask(model_of(program), f"{WORKER}:export", request, plan.work.timeout, log)
 
     # Torch and its exporter, which take seconds to import, are for factories alone.
@@ -155,7 +138,6 @@ def onnx_step(
         function=f"{WORKER}:{task}",
         home=lambda own: home_of(plan.logs, exports=exports, own=own),
         request=lambda program: request_of(program, options(program)),
-        key=key,
         export=export,
         export_key=lambda program, reply: read(ExportedModel, reply).rows,
         cost=partial(_cost, plan),
@@ -169,12 +151,20 @@ def _cost(plan: OnnxPlan, program: OnnxProgram) -> Job:
     return Job(program.name, seconds, WORKER_MEMORY)
 
 
-def request_of(program: OnnxProgram, options: DataclassInstance) -> dict[str, object]:
-    """For a task of the worker. Relative paths in options begin where the user is."""
-    return {**as_json(program.order), "user_folder": str(Parser.user_folder()), "options": as_json(options)}
+def request_of(program: OnnxProgram, asks: DataclassInstance) -> ProgramRequest:
+    """For a task of the worker."""
+    order, user_folder = program.order, Parser.user_folder()
+    return ProgramRequest(
+        **{field.name: getattr(order, field.name) for field in fields(order)},
+        asks=asks,
+        chip=soc_named(program.soc).model_dump(mode="json"),
+        calibrating=calibrating(program.case, program.run),
+        option_files=tuple(File(str(user_folder / path)) for path in files_of(program.run.options)),
+        user_folder=str(user_folder),
+    )
 
 
-def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step:
+def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step[OnnxProgram]:
     """With `new_baseline` a cached result that is worse than the baseline counts: it becomes the baseline."""
     passes = partial(passes_suite, new_baseline=new_baseline)
 
@@ -213,7 +203,7 @@ def passes_suite(program: OnnxProgram, result: Result, *, new_baseline: bool) ->
     return verdict(findings) == "pass"
 
 
-def compiling_for_metric(plan: OnnxPlan) -> Step:
+def compiling_for_metric(plan: OnnxPlan) -> Step[OnnxProgram]:
     """Keeps the outputs, which a metric is computed of each time."""
     return onnx_step(
         plan,

@@ -6,9 +6,9 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,7 @@ from ci.suite.programs import (
     HELD,
     HELD_QUANTIZED,
     Dotted,
+    Fields,
     MixedRun,
     Program,
     ProgramOrder,
@@ -28,10 +29,14 @@ from ci.suite.programs import (
     Suites,
     TaskMetric,
 )
+from ci.work.request import File, irrelevant
 from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SHIPPED = MANIFESTS / "suites" / "models.toml"
 
@@ -96,6 +101,9 @@ class OnnxRun(MixedRun):
 
 class OnnxCase(SuiteCase):
     judged_later: ClassVar[frozenset[str]] = SuiteCase.judged_later | {"metric"}
+    of_model: ClassVar[frozenset[str]] = frozenset(
+        {"factory", "arguments", "model", "dimensions", "samples", "inputs", "inferences"}
+    )
 
     factory: Dotted | None = None
     """`module:function`, as in the lowering suite (docs/suites.md)."""
@@ -165,6 +173,21 @@ class OnnxProgram(Program):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRequest(ProgramOrder):
+    """What a task is asked of a program."""
+
+    asks: DataclassInstance
+    """Beside the program."""
+    chip: Fields
+    """Its row of the table of chips."""
+    calibrating: int
+    """How many samples the ranges are taken from at most."""
+    option_files: tuple[File, ...]
+    """Those that the run's options name."""
+    user_folder: str = field(metadata=irrelevant("where relative paths in options begin"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxRequest(ProgramOrder):
     """What a task gets of its program and its folders."""
 
@@ -197,8 +220,8 @@ class OnnxOrder:
     @classmethod
     def of(cls, request: OnnxRequest) -> OnnxOrder:
         os.chdir(request.user_folder)
-        run = {**request.run, "socs": [request.soc]}
-        case = OnnxCase.model_validate_json(json.dumps({**request.case, "run": [run]}))
+        run = {**request.whole_run, "socs": [request.soc]}
+        case = OnnxCase.model_validate_json(json.dumps({**request.whole_case, "run": [run]}))
         return cls(
             case,
             case.runs[0],

@@ -34,7 +34,6 @@ from ci.lanes.onnx.orders import (
     CompileOptions,
     ExportedModel,
     FileName,
-    Nothing,
     OnnxRunRequest,
     PreparedModel,
     Preparing,
@@ -64,6 +63,7 @@ from ci.work import child
 from ci.work.child import UNFORESEEN, reporting
 from ci.work.outcome import Refused
 from ci.work.plain import as_json, read
+from ci.work.request import Nothing
 from ci.work.results import Key, digest_of
 from ci.work.template import in_fork
 from provisioning.base.commands import Fix
@@ -168,7 +168,7 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> chi
     def reply(request: Mapping[str, object]) -> dict[str, object]:
         try:
             order = OnnxOrder.of(read(OnnxRequest, request))
-            return as_json(work(order, read(kind, request["options"])))
+            return as_json(work(order, read(kind, request["asks"])))
         except Refused as refused:
             return {"error": dict(refused.details)}
         except PartDied as died:

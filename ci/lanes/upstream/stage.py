@@ -27,6 +27,7 @@ from ci.work.cached_steps import Step, WorkPlan, run_step
 from ci.work.jobs import Job, Line, default_slots
 from ci.work.outcome import Failure, Result
 from ci.work.plain import as_json, read
+from ci.work.request import key_of
 from ci.work.results import CachedResults, surroundings
 from ci.work.schedule import Home, asking, sharing_templates
 from provisioning.base import rendering, units
@@ -72,10 +73,8 @@ QUIET = ("passed", "bad_test", "absent", "not_run", "expected_failure")
 """Outcomes that are printed in small letters."""
 
 
-def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
+def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step[Job]:
     """A surprise runs again each time, so that its log and files can be read; not to be accepted."""
-    # The row of its suite says how a test is set up, and is in no module.
-    suite = plan.suite.model_dump(mode="json", exclude={"command"})
 
     def is_surprise(test: Job, result: Result) -> bool:
         return plan.judge.is_surprise(verdict_of(test.name, result))
@@ -101,8 +100,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step:
         title=f"{plan.suite.name} tests",
         function=f"{plan.suite.worker}:run_test",
         home=lambda own: plan.home,
-        request=lambda test: {"test": test.name},
-        key=lambda test, results: {"test": test.name, "suite": suite, **plan.machinery.key(results)},
+        request=lambda test: plan.machinery.request(plan.suite, test.name),
         reply=UpstreamVerdict,
         cost=lambda test: test,
         accepts=lambda test, result: accept or not is_surprise(test, result),
@@ -249,11 +247,8 @@ def list_tests(plan: UpstreamPlan) -> list[str]:
     The list is no verdict, so --no-cache does not apply."""
     home, store = plan.home, plan.selection.store
     results = CachedResults(store, "lists of tests")
-    key = {
-        **surroundings(store, home.environment),
-        "suite": plan.suite.model_dump(mode="json"),
-    }
-    key |= plan.machinery.key(results)
+    request = plan.machinery.request(plan.suite, "")
+    key = {**surroundings(store, home.environment), **key_of(request, results.digest)}
     cached = results.find(key)
     if cached is None:
         log = plan.logs / "list.log"

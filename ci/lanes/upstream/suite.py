@@ -16,14 +16,14 @@ from pydantic import Field
 from ci.artifacts.compiler_log import CRASHES
 from ci.work.jobs import default_slots
 from ci.work.outcome import first_line
+from ci.work.request import File, Folder
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
 
 if TYPE_CHECKING:
-    from ci.suite.runner import Runner
-    from ci.work.results import CachedResults
+    from ci.suite.runner import Runner, RunnerOrder
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 
@@ -105,6 +105,22 @@ def upstream_suites() -> Mapping[str, UpstreamSuite]:
     return {suite.name: suite for suite in table.suite}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRequest:
+    """A test of a suite, or all, and what they run on."""
+
+    test: str
+    """Empty: all."""
+    suite: Mapping[str, Metric]
+    soc: str
+    qnn: Mapping[str, str]
+    runner: RunnerOrder
+    threads: str
+    settings: Mapping[str, str]
+    absent: tuple[str, ...]
+    tests: File | Folder
+
+
 @dataclass(frozen=True, slots=True)
 class SuiteKeyContext:
     """What tests run on."""
@@ -124,21 +140,23 @@ class SuiteKeyContext:
     def build_id(self) -> str:
         return self.qnn["build_id"]
 
-    def key(self, results: CachedResults) -> dict[str, Metric]:
-        """What every verdict of a suite depends on, beside what its processes have."""
+    def request(self, suite: UpstreamSuite, test: str) -> SuiteRequest:
+        """To run a test, or to list all of a suite."""
         from ci.work.child import declared, table
-        from ci.work.results import folder_digest
 
-        is_folder = self.tests.is_dir()
-        return {
-            "soc": self.soc,
-            "QNN": dict(self.qnn),
-            "runner": {**self.runner.digests(results.digest)},
-            "threads": self.environment["OMP_NUM_THREADS"],
-            "settings": {**declared(table().upstream, self.environment)},
-            "absent": list(self.absent),
-            "tests": folder_digest(self.tests) if is_folder else results.digest(self.tests),
-        }
+        tests = str(self.tests)
+        return SuiteRequest(
+            test=test,
+            # The row of its suite says how a test is set up, and is in no module.
+            suite=suite.model_dump(mode="json", exclude={"command"}),
+            soc=self.soc,
+            qnn=self.qnn,
+            runner=self.runner.order,
+            threads=self.environment["OMP_NUM_THREADS"],
+            settings=declared(table().upstream, self.environment),
+            absent=self.absent,
+            tests=Folder(tests, (".py",)) if self.tests.is_dir() else File(tests),
+        )
 
     def measured_with(self) -> str:
         return f"executorch {self.versions['executorch']}, QNN {self.build_id}"

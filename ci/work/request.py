@@ -1,0 +1,148 @@
+"""What a piece of work is asked, and what of that decides its result.
+
+A request is a frozen dataclass. Its fields are plain values, and the files and folders that the work reads.
+The key of a result is made of all of them, but of the fields that are marked as irrelevant: nobody writes a
+key by hand. A worker gets the same request as JSON, and reads it with the same dataclass."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.base.findings import Metric
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+IRRELEVANT = "irrelevant"
+
+LONG = 4000
+"""A value whose text is longer than this many characters is in the key by its digest."""
+
+Digest = Callable[[Path], str]
+"""Gives the digest of a file's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that the work reads. Its bytes decide the result."""
+
+    path: str
+    known_by: str | None = None
+    """Decides the result in place of the bytes, where those differ for equal content."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _read_from_path(cls, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that the work reads. The names and bytes of its files decide the result."""
+
+    path: str
+    suffixes: tuple[str, ...] = ("",)
+    """The work reads the files alone whose names end so."""
+    known_by: str | None = None
+    """Decides the result in place of the files."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _read_from_path(cls, handler)
+
+
+def irrelevant(reason: str) -> Mapping[str, str]:
+    """Marks a field that decides nothing: `seconds: float = field(metadata=irrelevant("why"))`."""
+    return {IRRELEVANT: reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """What is asked where the program says all, and what is replied where files say all."""
+
+
+NOTHING = Nothing()
+
+
+def _read_from_path(kind: Callable[[str], object], handler: GetCoreSchemaHandler) -> CoreSchema:
+    """A worker gets the path, and its dataclass has the type that it was sent from."""
+    from pydantic_core import core_schema
+
+    return core_schema.no_info_after_validator_function(kind, handler(str))
+
+
+def sent(request: DataclassInstance) -> dict[str, object]:
+    """The request as a worker gets it: JSON, in which a file and a folder are their paths."""
+    return {field.name: _plain(getattr(request, field.name)) for field in fields(request)}
+
+
+def _plain(value: object) -> object:
+    match value:
+        case File() | Folder():
+            return value.path
+        case Mapping():
+            return {str(name): _plain(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+    return sent(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def key_of(request: DataclassInstance, digest: Digest) -> dict[str, Metric]:
+    """What the result depends on of a request, by the names of its fields."""
+    return {
+        field.name: _shortened(_deciding(getattr(request, field.name), digest))
+        for field in fields(request)
+        if IRRELEVANT not in field.metadata
+    }
+
+
+def _deciding(value: object, digest: Digest) -> Metric:
+    match value:
+        case File():
+            return digest(Path(value.path)) if value.known_by is None else value.known_by
+        case Folder():
+            if value.known_by is not None:
+                return value.known_by
+            return digests_below(Path(value.path), value.suffixes, digest)
+        case Mapping():
+            return {str(name): _deciding(inner, digest) for name, inner in value.items()}
+        case list() | tuple():
+            return [_deciding(inner, digest) for inner in value]
+        case None | bool() | int() | float() | str():
+            return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return key_of(value, digest)
+    raise TypeError(f"a request has {value!r}: expected a plain value, a File or a Folder")
+
+
+def _shortened(value: Metric) -> Metric:
+    text = json.dumps(value)
+    return value if len(text) <= LONG else hashlib.sha256(text.encode()).hexdigest()
+
+
+def digests_below(folder: Path, suffixes: tuple[str, ...], digest: Digest) -> dict[str, Metric]:
+    return {name: digest(folder / name) for name in files_below(folder, suffixes)}
+
+
+def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+    """The names of all files below a folder that end so, without hidden files and folders. It follows links,
+    as an overlay has them to a tree."""
+    inodes: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        stat = Path(place).stat()
+        if (stat.st_dev, stat.st_ino) in inodes:
+            folders.clear()
+            continue
+        inodes.add((stat.st_dev, stat.st_ino))
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        for name in sorted(files):
+            path = Path(place, name)
+            if name.endswith(suffixes) and not name.startswith(".") and path.is_file():
+                yield path.relative_to(folder).as_posix()
