@@ -27,6 +27,7 @@ from lab.__main__ import SESSIONS, environment_of
 from lab.__main__ import VERBS as LABORATORY
 from provisioning.base.command_line import STARTED_BY, STARTED_IN, Verb
 from provisioning.base.errors import ToolkitError
+from provisioning.base.settings import BUILDS_TREE
 from provisioning.python_environments import PythonEnvironments, uv_program
 from qnn_ci.command import VERBS, check, program_of
 
@@ -48,6 +49,12 @@ def run_verb(session: nox.Session, verb: str) -> None:
         except ToolkitError as error:
             session.error(f"{error.message}: {error.fix}" if error.fix else error.message)
     run(session, environment, "-m", package, verb)
+    if verb in FOR_DEVICES:
+        # What this call runs on this machine afterwards is of the same tree.
+        os.environ[BUILDS_TREE] = "1"
+
+
+FOR_DEVICES = ("build_android", "build_linux_arm64")
 
 
 def run_in_laboratory(session: nox.Session, verb: str) -> None:

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from provisioning.base.commands import captured, session
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.commands import captured
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.rendering import plural
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, dist_path
+from provisioning.base.settings import DEFAULT_TARGET, dist_path
 
 RUNNER = Path("bin/qnn_executor_runner")
 LIBRARIES = Path("lib")
@@ -116,13 +115,6 @@ def description_of(folder: Path) -> BuiltFrom | None:
         return None
 
 
-def require_current(folder: Path) -> None:
-    """Refuse an overlay whose tree is another one than was built: it would pass under that one's name."""
-    build = description_of(folder)
-    if build is not None and (stale := staleness(build)):
-        raise EnvironmentLacking(stale, fix=again(build))
-
-
 def staleness(build: BuiltFrom) -> str:
     """What the tree has that was not built; empty if that is nothing."""
     now = state_of(build.tree)
@@ -132,10 +124,6 @@ def staleness(build: BuiltFrom) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     difference = f": {', '.join(names[:3])}{more}" if names else ""
     return f"{build.tree} was built from {build.state}, and the tree is {now}{difference}"
-
-
-def again(build: BuiltFrom) -> str:
-    return session("build_x86", *([] if build.profile == DEFAULT_PROFILE else ["--profile", build.profile]))
 
 
 def git_output(root: Path, *arguments: str) -> str:

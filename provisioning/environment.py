@@ -27,7 +27,8 @@ from provisioning.base.settings import (
     user_path,
 )
 from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, KINDS, QNN_SDK
-from provisioning.dist import DESCRIPTION, OVERLAY, description_of, runner_of
+from provisioning.dist import OVERLAY, runner_of
+from provisioning.executorch import PROFILES_WHEEL, PYTHON_PATH, Executorch, choose, is_same_folder
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
@@ -96,24 +97,35 @@ class Environment:
     """What was corrected or left out."""
     provision_flags: tuple[str, ...]
     """The flags of `provision` for the same selection."""
+    executorch: Executorch = PROFILES_WHEEL
+    """What stages run; `current` says whether it is what a variable names."""
 
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
 
-    def with_runner(self, environ: Mapping[str, str], dist: Path) -> Environment:
-        """For the user's own shell: the runner that was built for the target is named too."""
-        if environ.get(RUNNER):
-            return self
+    def for_shell(self, environ: Mapping[str, str], dist: Path) -> Environment:
+        """For the user's own shell, where it names the runner that was built for the target, and says which
+        executorch Python finds if that is not the profile's wheel."""
+        executorch, notes, variables = self.executorch, [*self.notes], {**self.variables}
+        if executorch.refused:
+            notes.append(Note(f"{executorch.refused}; stages end with that: {executorch.fix}"))
+        elif executorch.build:
+            notes.append(Note(f"Python's executorch was built of {executorch.build}"))
         program = runner_of(dist / self.target)
-        if program is None:
-            note = f"to run programs of {self.target} in this shell, first type {session('build_runner')}"
-            return replace(self, notes=(*self.notes, Note(note)))
-        return replace(self, variables={**self.variables, RUNNER: str(program)})
+        if self.target == DEFAULT_TARGET:
+            program = executorch.runner(dist / self.target)
+        if program is not None and program.is_file():
+            variables.update({} if environ.get(RUNNER) else {RUNNER: str(program)})
+        elif not environ.get(RUNNER):
+            command = session("build_runner")
+            notes.append(Note(f"to run programs of {self.target} in this shell, first type {command}"))
+        return replace(self, variables=variables, notes=tuple(notes))
 
-    def explain(self) -> None:
-        """Print on stderr which trees are the user's own, and what was corrected."""
+    def explain(self, *, builds: bool = False) -> None:
+        """Print on stderr which trees are the user's own, and what was corrected. Only a stage that `builds`
+        takes the tree of ExecuTorch as it is."""
         for component, root in self.roots.items():
-            if root.origin == "directory":
+            if root.origin == "directory" and (builds or component != EXECUTORCH_SOURCE):
                 sys.stderr.write(f"using your own {component}: {root.variable}={root.path}\n")
         for note in self.notes:
             sys.stderr.write(f"note: {note}\n")
@@ -169,7 +181,8 @@ def resolve(
             gaps.append(component)
     if gaps:
         raise _lacking(gaps, profile, selection, environ, notes)
-    variables, path_entries = _variables(selection, roots, environ, notes, overlay)
+    executorch = executorch_of(selection, environ, trees=trees, overlay=overlay)
+    variables, path_entries = _variables(selection, roots, environ, notes, executorch)
     return Environment(
         profile=profile.name,
         target=selection.target,
@@ -179,7 +192,26 @@ def resolve(
         path_entries=path_entries,
         notes=tuple(notes),
         provision_flags=tuple(flags),
+        executorch=executorch,
     )
+
+
+def executorch_of(
+    selection: Selection, environ: Mapping[str, str], *, trees: Trees | None = None, overlay: Path = OVERLAY
+) -> Executorch:
+    """The executorch that stages run with this selection."""
+    from provisioning.manifest import load_profile
+
+    if trees is None:
+        from provisioning.store import Store
+
+        trees = Store(selection.store)
+    pin, tree = load_profile(selection.profile).pins.get(EXECUTORCH_SOURCE), None
+    if pin is not None:
+        tree = _from_store(EXECUTORCH_SOURCE, COMPONENT_VARIABLES[EXECUTORCH_SOURCE], pin, selection, trees)
+    stored = _named_or_stored(EXECUTORCH_SOURCE, tree, selection, environ, [])
+    named = users_own(EXECUTORCH_SOURCE, selection.store, environ, [])
+    return choose(selection, environ, named, stored.path if stored else None, overlay=overlay)
 
 
 def _lacking(
@@ -300,7 +332,7 @@ def users_own(
         return None
     name, value = next(iter(values.items()))
     for alias, other_value in values.items():
-        if not _same(other_value, value):
+        if not is_same_folder(other_value, value):
             notes.append(
                 Note(f"{alias}={other_value} contradicts {name}={value}, which is the one used", alias)
             )
@@ -349,7 +381,7 @@ def _named_or_stored(
     value = environ.get(variable)
     if not value or not _in_store(value, variable, selection.store):
         return tree
-    if tree is not None and _same(value, str(tree.path)):
+    if tree is not None and is_same_folder(value, str(tree.path)):
         return tree
     if profile := environ.get("QNN_CI_PROFILE"):
         use = f"uses {tree.path}" if tree else "has none"
@@ -375,7 +407,7 @@ def _variables(
     roots: Mapping[str, Root],
     environ: Mapping[str, str],
     notes: list[Note],
-    overlay: Path,
+    executorch: Executorch,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     variables = {
         "QNN_CI_PROFILE": selection.profile,
@@ -394,7 +426,7 @@ def _variables(
         variables["LD_PRELOAD"] = _preload(sdk, value, notes)
     # No stage reads it; QNN's own tools and scripts do, beside QNN_SDK_ROOT.
     qairt = environ.get("QAIRT_SDK_ROOT", "")
-    if qairt and environ.get("QNN_SDK_ROOT") and not _same(qairt, str(sdk)):
+    if qairt and environ.get("QNN_SDK_ROOT") and not is_same_folder(qairt, str(sdk)):
         variables["QAIRT_SDK_ROOT"] = str(sdk)
         text = f"QAIRT_SDK_ROOT={qairt} contradicts QNN_SDK_ROOT={sdk}, which is the one used"
         notes.append(Note(text, "QAIRT_SDK_ROOT"))
@@ -403,16 +435,8 @@ def _variables(
     if entries:
         rest = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
         variables["PATH"] = ":".join(entries + rest)
-    build = description_of(overlay) if EXECUTORCH_SOURCE in roots else None
-    if build is not None and build.tree == roots[EXECUTORCH_SOURCE].path:
-        entries_before = environ.get("PYTHONPATH", "").split(":")
-        paths = [entry for entry in entries_before if entry not in ("", str(overlay))]
-        variables["PYTHONPATH"] = ":".join([str(overlay), *paths])
-        notes.append(Note(f"Python's executorch is what build_x86 built from {build}"))
-    elif build is None and (overlay / DESCRIPTION).is_file() and EXECUTORCH_SOURCE in roots:
-        again = session("build_x86")
-        text = f"{overlay} is of another release of this toolkit, and is left alone: {again}"
-        notes.append(Note(text))
+    if (python_path := executorch.python_path(environ)) != environ.get(PYTHON_PATH, ""):
+        variables[PYTHON_PATH] = python_path
     if selection.target in DEVICE_DIRECTORIES:
         variables["ADSP_LIBRARY_PATH"] = _dsp_path(selection.target, environ, notes)
     return variables, tuple(entries)
@@ -434,7 +458,7 @@ def _library_path(sdk: Path, entries: str, notes: list[Note]) -> str:
             notes.append(Note("an empty entry of LD_LIBRARY_PATH, the current directory, is left out"))
         elif why := _why_left_out(entry, ours):
             notes.append(Note(f"{why} and is left out of LD_LIBRARY_PATH", "LD_LIBRARY_PATH"))
-        elif not any(_same(entry, folder) for folder in folders):
+        elif not any(is_same_folder(entry, folder) for folder in folders):
             folders.append(entry)
     return ":".join(folders)
 
@@ -445,7 +469,7 @@ def _why_left_out(entry: str, ours: str) -> str:
         return f"{entry} holds a device's libraries"
     # Some copy an SDK's libraries to a folder like /opt/qnn. Behind ours, it gives what ours lacks.
     has_qnn = _HOST_LIBRARY_DIRECTORY.search(entry) or Path(entry, "libQnnHtp.so").exists()
-    return f"{entry} is of another QNN SDK" if has_qnn and not _same(entry, ours) else ""
+    return f"{entry} is of another QNN SDK" if has_qnn and not is_same_folder(entry, ours) else ""
 
 
 def _preload(sdk: Path, entries: str, notes: list[Note]) -> str:
@@ -455,7 +479,7 @@ def _preload(sdk: Path, entries: str, notes: list[Note]) -> str:
     for entry in filter(None, re.split("[: ]", entries)):
         folder, name = os.path.split(entry)
         # One without a folder is looked for in LD_LIBRARY_PATH, where ours come first.
-        if name.startswith(("libQnn", "libHtp")) and folder and not _same(folder, str(ours)):
+        if name.startswith(("libQnn", "libHtp")) and folder and not is_same_folder(folder, str(ours)):
             text = f"{entry} is of another QNN SDK and is left out of LD_PRELOAD"
             notes.append(Note(text, "LD_PRELOAD"))
         else:
@@ -471,7 +495,3 @@ def _dsp_path(target: str, environ: Mapping[str, str], notes: list[Note]) -> str
         notes.append(Note(text, "ADSP_LIBRARY_PATH"))
     entries = [ours, *re.split("[:;]", value), *DEVICE_DSP_DIRECTORIES[target]]
     return ";".join(dict.fromkeys(entry for entry in entries if entry))
-
-
-def _same(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)

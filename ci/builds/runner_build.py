@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,15 +35,18 @@ from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_TARGET,
     ROOT,
+    WHEEL,
     Selection,
     dist_path,
     outputs_path,
 )
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import aligned
-from provisioning.components import EXECUTORCH_RUNTIME
+from provisioning.components import EXECUTORCH_RUNTIME, EXECUTORCH_SOURCE
 from provisioning.dist import LIBRARIES, OURS, RUNNER
 from provisioning.elf import highest_version
+from provisioning.environment import executorch_of, users_own
+from provisioning.executorch import BY_WORD
 
 SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
@@ -122,6 +125,34 @@ def build_and_start(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int,
     """Build the runner, and start it if it is this machine's."""
     if build(plan, stage, glibc, jobs=jobs, clean=clean) and plan.target == DEFAULT_TARGET:
         stage.metrics["backends"] = _backends(plan.dist / RUNNER)
+
+
+def runner_of_tree(selection: Selection, environ: Mapping[str, str], stage: StageRun) -> Path | None:
+    """The runner that was built with the tree that stages run; None where they run a wheel. Raises
+    EnvironmentLacking if a variable names another executorch."""
+    if selection.target != DEFAULT_TARGET:
+        _refuse_named_tree(selection, environ)
+        return None
+    executorch = executorch_of(selection, environ).current()
+    if executorch.build is None:
+        return None
+    sys.stderr.write(f"executorch built of {executorch.build}\n")
+    stage.metrics["tree"] = str(executorch.build)
+    if executorch.overlay is None:
+        return None
+    runner = executorch.runner(dist_path() / selection.target)
+    if not runner.is_file():
+        raise EnvironmentLacking(f"{runner}, which build_x86 builds, is gone", fix=executorch.again)
+    return runner
+
+
+def _refuse_named_tree(selection: Selection, environ: Mapping[str, str]) -> None:
+    named = users_own(EXECUTORCH_SOURCE, selection.store, environ, [])
+    if named and selection.executorch != WHEEL:
+        raise EnvironmentLacking(
+            f"{'='.join(named)}, and the runner for {selection.target} would be built against the wheel",
+            fix=Fix("{}, or {}", ("build_linux_arm64",), BY_WORD),
+        )
 
 
 def plan_of(

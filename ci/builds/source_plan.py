@@ -241,7 +241,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
     needs = (QNN_SDK, *ndk, *([] if options.executorch else [EXECUTORCH_SOURCE]))
     _check_headers(profile, selection, environ, needs)
     environment = resolve(selection, environ, needs=needs)
-    environment.explain()
+    environment.explain(builds=True)
     suffix = "" if options.build_type == "RelWithDebInfo" else f"-{options.build_type}"
     launcher = next((path for name in LAUNCHERS if (path := shutil.which(name))), None)
     tree = open_tree(

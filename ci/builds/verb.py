@@ -14,7 +14,7 @@ from typing import Any
 from provisioning.base.command_line import count, repeatable, switch, valued
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import DEFAULT_TARGET
+from provisioning.base.settings import DEFAULT_TARGET, WHEEL
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
 RUNNER_BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
@@ -31,7 +31,7 @@ def add_build_flags(
     output: str,
 ) -> None:
     """The flags of every build. `types`: the first is the default."""
-    add_selection(parser)
+    add_selection(parser, executorch=False)
     folder_flags: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     parser.add_argument("--executorch", help=executorch, **folder_flags)
     parser.add_argument(
@@ -55,6 +55,12 @@ def _version(text: str) -> str:
     if re.fullmatch(r"\d+(\.\d+)+", text):
         return text
     raise argparse.ArgumentTypeError(f"expected a version like 2.34, found {text!r}")
+
+
+def is_wheel(folder: Path | None) -> bool:
+    """Whether `--executorch wheel` was typed: the sessions of one call of nox have the same flags, and to a
+    stage that runs programs this says which executorch it runs."""
+    return folder is not None and folder.name == WHEEL and not folder.exists()
 
 
 class SourceBuild:
@@ -99,7 +105,7 @@ class SourceBuild:
             if target != self.target:
                 raise UsageError(f"{self.name} builds for {self.target}, not for {target}")
         options = BuildOptions(
-            executorch=args.executorch,
+            executorch=None if is_wheel(args.executorch) else args.executorch,
             build_type=args.build_type,
             jobs=args.jobs,
             clean=args.clean,
@@ -155,20 +161,25 @@ class RunnerBuild:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ci.builds.runner_build import build_and_start, described, plan_of
+        from ci.builds.runner_build import build_and_start, described, plan_of, runner_of_tree
         from provisioning.base.files import disk_errors
         from provisioning.base.stage_run import StageRun
         from provisioning.manifest import load_profile
 
-        selection = selection_of(args)
+        selection, package = selection_of(args), args.executorch
+        if is_wheel(package):
+            selection, package = replace(selection, executorch=WHEEL), None
         stage = StageRun("build_runner", selection.profile, selection.target)
         with (
             stage.reported(selection.reports, "runner-build", selection.target),
             disk_errors("choose other folders with --build-dir and --output"),
         ):
+            if package is None and (runner := runner_of_tree(selection, os.environ, stage)):
+                sys.stdout.write(f"{runner} is that tree's own runner, which build_x86 built\n")
+                return stage.close(selection.reports)
             plan = plan_of(
                 selection,
-                executorch=args.executorch,
+                executorch=package,
                 build_type=args.build_type,
                 build_dir=args.build_dir,
                 output=args.output,

@@ -20,6 +20,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact
 from provisioning.base.stage_run import StageRun
+from provisioning.dist import BuiltFrom, describe
 from provisioning.python_environments import IN_IMAGE, PythonEnvironments
 
 NAME = "executorch"
@@ -54,6 +55,7 @@ def build(plan: SourcePlan, stage: StageRun, environments: PythonEnvironments) -
         stage.artifacts.append(Artifact.of("wheel", wheel))
         home = plan.dist / ENVIRONMENTS / NAME
         python = environments.extended(NAME, home, [str(wheel)])
+        describe(home, BuiltFrom(plan.tree.root, stage.profile, plan.tree.state))
         run = captured([python, "-c", SMOKE], env={**os.environ, **_variables(plan, python)}, cwd=plan.dist)
         if run.returncode:
             reason = (run.stderr.strip().splitlines() or ["it was killed"])[-1]

@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     names = [name for name in args.only or stage_names() if name not in (args.skip or ())]
     if not names:
         raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
-    flags = selection_flags(args.profile, args.target, args.soc, args.store, args.reports)
+    flags = selection_flags(
+        args.profile, args.target, args.soc, args.store, args.reports, args.executorch_by_word
+    )
     stages = with_lanes(gate_table().stage, args.suite, args.only or ())
     for stage in stages:
         if stage.name in names:
@@ -273,10 +275,12 @@ def selection_flags(
     socs: Sequence[str] | None,
     store: Path | None,
     reports: Path | None,
+    executorch: str | None,
 ) -> list[str]:
     """The selection's flags as typed, for the stages. They read the environment themselves."""
     flags = [*repeated("--profile", [profile]), *repeated("--target", targets), *repeated("--soc", socs)]
-    return [*flags, *repeated("--store", [store]), *repeated("--reports", [reports])]
+    flags += [*repeated("--store", [store]), *repeated("--reports", [reports])]
+    return [*flags, *repeated("--executorch", [executorch or None])]
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def setup(environ: Mapping[str, str]) -> int:
 def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
     from provisioning.environment import resolve
 
-    environment = resolve(selection, environ).with_runner(environ, dist_path())
+    environment = resolve(selection, environ).for_shell(environ, dist_path())
     environment.explain()
     # The runner keeps PATH itself and prepends each line of GITHUB_PATH, so the last line comes first.
     export({name: value for name, value in environment.variables.items() if name != "PATH"}, environ)

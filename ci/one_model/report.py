@@ -86,8 +86,6 @@ def _write(report: ModelReport, output: str) -> None:
 
 
 def _merged(report: ModelReport, output: str, reports: Path) -> None:
-    from ci.suite.stage import source_of_executorch
-
     stage, name = report.stage, report.name
     now = stage.finish()
     row: dict[str, Metric] = {
@@ -109,6 +107,6 @@ def _merged(report: ModelReport, output: str, reports: Path) -> None:
             for artifact in earlier.artifacts
             if artifact.path not in paths and Path(artifact.path).is_file()
         ]
-    stage.metrics |= {MODELS: models, **source_of_executorch()}
+    stage.metrics[MODELS] = models
     # Not by `write`: an answer (--json) has this command's own findings alone.
     replace_text(reports / f"{stage.stage}.json", stage.finish().as_json())

@@ -26,7 +26,7 @@ FIX = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_selection(parser)
+    add_selection(parser, executorch=False)
     valued(parser, "--executorch", "DIR", "the tree to check [EXECUTORCH_ROOT]", type=Path)
     valued(parser, "--mapping", "FILE", "what to compare [manifests/parity.toml]", type=Path)
 

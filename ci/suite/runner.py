@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -17,7 +18,8 @@ from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.base.stage_run import require_stage
-from provisioning.dist import FOLDER, LIBRARIES, description_of, require_current, runner_of
+from provisioning.dist import FOLDER, LIBRARIES, description_of
+from provisioning.executorch import BY_WORD, Executorch
 
 DIST = dist_path() / DEFAULT_TARGET
 VARIABLE = "QNN_EXECUTOR_RUNNER"
@@ -73,7 +75,8 @@ class Runner:
 
     @property
     def described(self) -> str:
-        return f"{self.dialect.owner} {self.path}"
+        build = description_of(self.path.parents[1] / FOLDER)
+        return f"{self.dialect.owner} {self.path}{f', built of {build}' if build else ''}"
 
     @property
     def order(self) -> RunnerOrder:
@@ -155,25 +158,38 @@ def call_runner(
     return f"the runner {how_it_ended(code)}{words}" + (f". {explanation}" if explanation else "")
 
 
-def find_runner(environ: Mapping[str, str]) -> Runner:
-    """The runner that QNN_EXECUTOR_RUNNER names, else that of build_x86, else that of build_runner."""
+def find_runner(environ: Mapping[str, str], executorch: Executorch) -> Runner:
+    """The runner that QNN_EXECUTOR_RUNNER names, else the one that belongs to this executorch."""
     value = environ.get(VARIABLE)
-    path = Path(value).absolute() if value else runner_of(DIST)
-    if path is None or not path.is_file():
+    path = Path(value).absolute() if value else executorch.runner(DIST)
+    if not path.is_file():
+        again = executorch.again if executorch.overlay else session("build_runner")
         raise EnvironmentLacking(
-            f"{VARIABLE}={value} is not a file" if value else "qnn_executor_runner is not built yet",
-            fix=Fix("unset {}, then {}", VARIABLE, ("build_runner",)) if value else session("build_runner"),
+            f"{VARIABLE}={value} is not a file" if value else f"qnn_executor_runner is not built yet: {path}",
+            fix=Fix("unset {}, then {}", VARIABLE, again) if value else again,
         )
     overlay = path.parents[1] / FOLDER
     # Of a tree that is elsewhere, as a build that was copied here has it, there is no newer state here.
-    if (description := description_of(overlay)) is not None and description.tree.is_dir():
-        require_current(overlay)
+    if (build := description_of(overlay)) is not None and build.tree.is_dir():
+        Executorch(build, overlay).current()
     return Runner.at(path)
 
 
-def ready_runner(environ: Mapping[str, str], reports: Path) -> Runner:
-    """Like `find_runner`, but ours is built first if there is none."""
-    if not environ.get(VARIABLE) and runner_of(DIST) is None:
+def ready_runner(environ: Mapping[str, str], reports: Path, executorch: Executorch) -> Runner:
+    """Like `find_runner`, but ours is built first if there is none, or none of this executorch."""
+    if not environ.get(VARIABLE) and executorch.overlay is None and _is_of_another(executorch):
         message = "qnn_executor_runner could not be built"
-        require_stage("ci", "build_runner", (), reports, environ, message)
-    return find_runner(environ)
+        by_word = () if executorch.build else BY_WORD
+        require_stage("ci", "build_runner", by_word, reports, environ, message)
+    return find_runner(environ, executorch)
+
+
+def _is_of_another(executorch: Executorch) -> bool:
+    """Whether our runner is to be built for this wheel. `build_runner` knows best: it compares the content of
+    the whole package, and a tree's wheel has one version before and after an edit."""
+    runner = executorch.runner(DIST)
+    if not runner.is_file() or executorch.build is not None:
+        return True
+    printed = captured([str(runner), "--version"], timeout=60).stdout
+    linked = re.search(r"for ExecuTorch (\S+)", printed)
+    return linked is None or linked[1] != importlib.import_module("executorch.version").__version__

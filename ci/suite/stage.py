@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,11 +33,12 @@ from provisioning.base import rendering
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Report, Severity
-from provisioning.base.settings import DEFAULT_TARGET, Selection
-from provisioning.base.stage_run import StageRun, require_stage
+from provisioning.base.settings import BUILDS_TREE, DEFAULT_TARGET, Selection, profile_flags
+from provisioning.base.stage_run import RAN_WITH, StageRun, require_stage
 from provisioning.components import build_ids
-from provisioning.dist import description_of, require_current
+from provisioning.dist import description_of
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
+from provisioning.executorch import PYTHON_PATH, Executorch
 
 L = TypeVar("L", bound="Plan")
 V = TypeVar("V")
@@ -51,6 +52,9 @@ class Plan(WorkPlan):
     packages: Mapping[Needs, OwnPackages]
     """Those that its programs need, which are installed."""
 
+
+EXECUTORCH = "executorch"
+"""The package, and the metric of a report that says which one ran."""
 
 Results = Mapping[str, Mapping[str, Result]]
 """By step, and then by program; the last step is the one that a program's verdict is about."""
@@ -241,7 +245,6 @@ def report(
         "cached": sum(result.cached for result in last.values()),
         "failed": failures,
         "programs": rows,
-        **source_of_executorch(),
     }
     suites_with_packages = {row.needs: row.suite for row in plan.programs if row.needs}
     packages: dict[str, Metric] = {
@@ -375,27 +378,52 @@ def host_libraries(sdk_root: Path, store: Path) -> dict[str, str]:
     return {"build_id": ", ".join(build_ids(htp)) or "unknown", "libraries": digest_of(dict(hashes))}
 
 
-def find_as_workers(environment: Environment) -> None:
-    """Let this process find the executorch that workers find: with an overlay, its tree's."""
-    for entry in environment.variables.get("PYTHONPATH", "").split(os.pathsep)[:1]:
-        if description_of(Path(entry)) is not None:
-            require_current(Path(entry))
-            if entry not in sys.path:
-                sys.path.insert(0, entry)
+def use_executorch(environment: Environment) -> Executorch:
+    """Let this process find the executorch that its workers find; its output and report say which it is.
+    Raises EnvironmentLacking if a variable names another one."""
+    executorch = environment.executorch.current()
+    sys.path[:] = [entry for entry in sys.path if description_of(Path(entry)) is None]
+    if executorch.overlay:
+        sys.path.insert(0, str(executorch.overlay))
+    _require_found(executorch)
+    text = executorch.in_words(version(EXECUTORCH))
+    if RAN_WITH.get(EXECUTORCH) != text:
+        sys.stderr.write(f"executorch {text}\n")
+    RAN_WITH[EXECUTORCH] = text
+    return executorch
 
 
-def source_of_executorch() -> dict[str, Metric]:
-    """For a report: the tree and the commit of an executorch that was built from source."""
-    overlays = (description_of(Path(entry)) for entry in sys.path if entry)
-    overlay = next(filter(None, overlays), None)
-    return {} if overlay is None else {"executorch": f"built from {overlay}"}
+def _require_found(executorch: Executorch) -> None:
+    """Refuse another executorch that lies before it on Python's path."""
+    spec, home = importlib.util.find_spec(EXECUTORCH), executorch.overlay or Path(sys.prefix)
+    for place in map(Path, list(spec.submodule_search_locations or ())[:1] if spec else ()):
+        if place.absolute().is_relative_to(home.absolute()):
+            continue
+        raise EnvironmentLacking(
+            f"Python finds executorch in {place}, expected it below {home}",
+            fix=f"leave {place.parent} out of {PYTHON_PATH}",
+        )
 
 
 def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
     """As `resolve`, but what is neither in the store nor the user's own is provisioned first."""
     environment = _provisioned_environment(selection, environ)
-    find_as_workers(environment)
+    if environ.get(BUILDS_TREE) and _is_to_be_built(environment.executorch):
+        sys.stderr.write("Building for this machine the tree that was just built for a device\n")
+        flags = profile_flags(selection.profile, {})
+        message = f"{EXECUTORCH} could not be built for this machine"
+        require_stage("ci", "build_x86", flags, selection.reports, environ, message)
+        environment = resolve(selection, environ)
+    use_executorch(environment)
     return environment
+
+
+def _is_to_be_built(executorch: Executorch) -> bool:
+    try:
+        executorch.current()
+    except EnvironmentLacking:
+        return True
+    return False
 
 
 def _provisioned_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:

@@ -16,7 +16,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_selection(parser)
+    add_selection(parser, executorch=False)
     repeatable(parser, "--build", "QNN", "only this QNN version")
     repeatable(
         parser, "--executorch", "VERSION", "only this: the profile's, or another of manifests/compat.toml"

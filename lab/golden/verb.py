@@ -22,7 +22,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_selection(parser)
+    add_selection(parser, executorch=False)
     repeatable(parser, "--qnn", "VERSION", "only this build of manifests/compat.toml [all]")
     parser.add_argument(
         "--lane",

@@ -25,6 +25,7 @@ from provisioning.base.settings import (
     DEFAULT_TARGET,
     MANIFESTS,
     TARGETS,
+    WHEEL,
     Selection,
     reports_path,
     store_path,
@@ -114,8 +115,9 @@ def _known_names() -> Iterator[Named]:
         yield Named(device, tuple(chips))
 
 
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """The flags that every verb shares."""
+def add_selection(parser: argparse.ArgumentParser, *, executorch: bool = True) -> None:
+    """The flags that every verb shares. Without `executorch` the verb has a flag of that name itself."""
+    parser.set_defaults(executorch_by_word="")
     group = parser.add_argument_group("selection")
     group.add_argument("--profile", help=f"set of pins to use [QNN_CI_PROFILE, {DEFAULT_PROFILE}]")
     group.add_argument(
@@ -129,8 +131,19 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         action="append",
         help=f"SM8750, 8-elite … (`chips` lists them); may be repeated [QNN_CI_SOC, {DEFAULT_SOC}]",
     )
+    if executorch:
+        add_executorch(group)
     group.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
     group.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
+
+
+def add_executorch(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--executorch",
+        dest="executorch_by_word",
+        choices=(WHEEL,),
+        help="run the profile's wheel, whichever tree EXECUTORCH_ROOT names",
+    )
 
 
 def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Selection:
@@ -148,6 +161,7 @@ def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.envir
         reports=reports_path(args.reports, environ),
         named_socs=socs,
         named_targets=targets,
+        executorch=args.executorch_by_word or "",
     )
 
 

@@ -24,6 +24,10 @@ DEFAULT_TARGET = "x86_64-linux"
 DEFAULT_SOC = "SM8650"
 
 
+WHEEL = "wheel"
+"""`--executorch wheel` takes the profile's wheel, whichever tree a variable names."""
+BUILDS_TREE = "QNN_CI_BUILDS_TREE"
+"""Set by the noxfile after a build for a device: what then runs here is built of the same tree first."""
 ALL = "all"
 """`--target all` names every target."""
 
@@ -39,6 +43,8 @@ class Selection:
     """The chips that the user named; empty when none was, and a stage then takes its own default."""
     named_targets: tuple[str, ...] = ()
     """The targets that the user named; empty when none was, and a stage then takes its own default."""
+    executorch: str = ""
+    """WHEEL where the user says so; empty for the tree that a variable names, else the wheel."""
 
     @property
     def socs(self) -> tuple[str, ...]:

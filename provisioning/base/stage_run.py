@@ -92,6 +92,9 @@ def _paths_of(flag: str, command: str) -> Iterator[Path]:
                 yield Path(os.path.normpath(Parser.user_folder() / after))
 
 
+RAN_WITH: dict[str, Metric] = {}
+"""What this process ran programs with, by the name of its metric: every report of the process says it."""
+
 RUN = "QNN_CI_RUN"
 """Names the run that a stage is part of: the noxfile and the gate set it where nobody has."""
 
@@ -169,7 +172,7 @@ class StageRun:
                 for finding in self.findings
             ),
             artifacts=tuple(self.artifacts),
-            metrics=dict(self.metrics),
+            metrics={**RAN_WITH, **self.metrics},
             command=self.command,
             run=os.environ.get(RUN, ""),
         )

@@ -27,6 +27,7 @@ from provisioning.components import (
 )
 from provisioning.elf import AARCH64, Elf, Loading, load_all
 from provisioning.environment import HOST_LIBRARIES, Environment, Note, resolve
+from provisioning.executorch import PROFILES_WHEEL, Executorch
 from provisioning.manifest import Profile, Soc, load_profile, soc_named
 from provisioning.qnn_libraries import Library, System, libraries_in, read
 from provisioning.validation.compiler_probe import Answer, ask
@@ -85,6 +86,8 @@ class Context:
     """`--target all`: a target that the profile cannot have is no mistake then."""
     notes: tuple[Note, ...] = ()
     """What stages correct or leave out of the user's variables."""
+    executorch: Executorch = PROFILES_WHEEL
+    """The one that stages run."""
 
     @cached_property
     def readable(self) -> tuple[tuple[Library, Elf], ...]:
@@ -155,6 +158,7 @@ def gather(
                 notes=tuple(
                     dict.fromkeys(note for environment in environments.values() for note in environment.notes)
                 ),
+                executorch=first.executorch,
             )
         )
     return contexts

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from provisioning.base.commands import Fix, quoted
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, QNN_SDK, ndk_name, version_in
-from provisioning.dist import BuiltFrom, again, description_of, staleness
 from provisioning.elf import version_key
 from provisioning.qnn_libraries import Library
 from provisioning.store.trees import Trees
@@ -203,9 +203,11 @@ def python_packages(context: Context) -> Iterator[Problem]:
         raise NotApplicable(f"profile {context.profile.name} pins no Python packages")
     if not any(name in host.packages for name in pins):
         raise CouldNotRun(f"none of {', '.join(pins)} is installed in this Python")
-    build = _source_of_executorch(context)
-    if build is not None and (stale := staleness(build)):
-        yield Problem("executorch", stale, again(build))
+    build = context.executorch.build
+    try:
+        context.executorch.current()
+    except EnvironmentLacking as error:
+        yield Problem("executorch", error.message, error.fix)
     for name, number in pins.items():
         version = host.packages.get(name)
         pin = f"profile {context.profile.name} pins {number}"
@@ -217,12 +219,6 @@ def python_packages(context: Context) -> Iterator[Problem]:
             yield Problem(name, f"is {version}, built from {build}; {pin}", severity=Severity.NOTE)
         else:
             yield Problem(name, f"is {version} in this Python, {pin}")
-
-
-def _source_of_executorch(context: Context) -> BuiltFrom | None:
-    """The user's tree, where stages take executorch from what build_x86 made of it."""
-    first = context.variables.get("PYTHONPATH", "").partition(os.pathsep)[0]
-    return description_of(Path(first)) if first else None
 
 
 @rule("cxx-compiler")

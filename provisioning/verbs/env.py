@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from provisioning.environment import resolve
 
-    environment = resolve(selection_of(args), os.environ).with_runner(os.environ, dist_path())
+    environment = resolve(selection_of(args), os.environ).for_shell(os.environ, dist_path())
     environment.explain()
     if args.name:
         if args.name not in environment.variables:

@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replace this process, so that signals and the exit code are the command's own."""
     answer.refuse("shell")
-    environment = resolve(selection_of(args), os.environ).with_runner(os.environ, dist_path())
+    environment = resolve(selection_of(args), os.environ).for_shell(os.environ, dist_path())
     environment.explain()
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     command = words or [os.environ.get("SHELL") or "/bin/sh", "-i"]

@@ -175,7 +175,7 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     typed = ["--profile", "qnn-2.37", "--target", "aarch64-android", "--target", "x86_64-linux"]
     typed += ["--soc", "SM8550", "--store", "/s", "--reports", "/r"]
     args = parsed(gate, *typed)
-    assert gate.selection_flags(args.profile, args.target, args.soc, args.store, args.reports) == typed
+    assert gate.selection_flags(args.profile, args.target, args.soc, args.store, args.reports, "") == typed
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,15 @@ def printed(folder: Path, session: str, *words: str) -> str:
     return subprocess.run(nox, cwd=folder, env=environ, capture_output=True, text=True, check=True).stdout
 
 
+def test_what_runs_after_a_build_for_a_device_is_built_of_the_same_tree(tmp_path: Path) -> None:
+    locked_environment(tmp_path, "executorch", 'echo "$3 ${QNN_CI_BUILDS_TREE:-0}"')
+    sessions = ("test_lowering", "build_android", "test_emulator")
+    nox = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", *sessions]
+    environ = {**os.environ, "QNN_CI_ENVIRONMENTS": str(tmp_path)}
+    done = subprocess.run(nox, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "test_lowering 0\nbuild_android 0\ntest_emulator 1\n"
+
+
 def test_a_relative_path_counts_from_where_nox_was_started(tmp_path: Path) -> None:
     locked_environment(tmp_path, "tools")
     assert printed(tmp_path, "store", "list", "--store", "mine") == f"no trees in {tmp_path / 'mine'}\n"

@@ -41,6 +41,7 @@ OF_PROVISIONING = (
     {"manifest"},
     {"licences", "qnn_libraries"},
     {"store"},
+    {"executorch"},
     {"environment"},
     {"validation"},
     {"verbs", "__main__"},

@@ -13,8 +13,9 @@ import pytest
 
 from provisioning.base.findings import Finding, Severity
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, version_in
-from provisioning.dist import BuiltFrom, describe, state_of
+from provisioning.dist import BuiltFrom, describe, description_of, state_of
 from provisioning.environment import Note
+from provisioning.executorch import Executorch
 from provisioning.manifest import load_profile, soc_named
 from provisioning.store import Store
 from provisioning.store.inventory import definition_of
@@ -327,7 +328,8 @@ def built_from_source(base: Path) -> Context:
     (base / "tree").mkdir()
     describe(base / "overlay", BuiltFrom(base / "tree", "qnn-2.48", state_of(base / "tree")))
     own = machine(packages={**PACKAGES, "executorch": "1.5.0+cff6f4d"})(base)
-    return replace(own, variables={**own.variables, "PYTHONPATH": f"{base}/overlay:/another"})
+    overlay = base / "overlay"
+    return replace(own, executorch=Executorch(description_of(overlay), overlay))
 
 
 def built_before_an_edit(base: Path) -> Context:

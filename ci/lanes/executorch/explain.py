@@ -76,7 +76,7 @@ def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
 def divergence_of(model: OneModel, program: ExecutorchProgram, limits: DivergenceLimits) -> DivergenceResult:
     """What the search gave, with what is known of the operator."""
     plan = plan_of_model(model, "divergence", [program])
-    step = searching(plan, ready_runner(os.environ, model.selection.reports), limits)
+    step = searching(plan, ready_runner(os.environ, model.selection.reports, plan.executorch), limits)
     result = answered(step, DivergenceResult)
     first, scheme, soc = result.first, program.run.precision, program.soc
     if first is None:

@@ -65,7 +65,7 @@ from ci.suite.findings import BEYOND_FIX, Evidence, not_passed, verdict_of_one_m
 from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.programs import NO_SUITE
 from ci.suite.runner import Runner, call_runner, ready_runner
-from ci.suite.stage import Results, ready_environment
+from ci.suite.stage import Results, ready_environment, use_executorch
 from ci.suite.suite_file import precision_file_of
 from ci.work.child import closed
 from ci.work.outcome import Refused, Result
@@ -108,7 +108,7 @@ def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
     if model.verify and on_emulator:
         try:
             # Before the compile, which may take minutes.
-            runner = ready_runner(os.environ, plan.selection.reports)
+            runner = ready_runner(os.environ, plan.selection.reports, plan.executorch)
         except EnvironmentLacking as error:
             fix = Fix("{}; or add {}, to write the program without running it", error.fix, NOT_RUN)
             raise EnvironmentLacking(error.message, fix=fix) from error
@@ -397,6 +397,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
 def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
     """Write the program; returns the chip that it is for."""
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
+    use_executorch(environment)
     loading = against(contents, environment.root(QNN_SDK).path)
     if any("error 5000" in line for line in loading.says):
         message = f"{context}: {'; '.join(loading.says)}"
@@ -430,8 +431,9 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
             contents = read(program)
         assert isinstance(contents, CompiledProgram)
         inputs = inputs_of_program(program, files)
-        runner = ready_runner(os.environ, selection.reports)
-        environment = closed(ready_environment(selection, os.environ).merged(os.environ))
+        qnn_environment = ready_environment(selection, os.environ)
+        runner = ready_runner(os.environ, selection.reports, qnn_environment.executorch)
+        environment = closed(qnn_environment.merged(os.environ))
         input_list = runner.write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
         outputs, figures = folder / "outputs", folder / "figures"
         outputs.mkdir()

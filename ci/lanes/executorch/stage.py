@@ -141,7 +141,7 @@ def run_emulation(options: StageOptions) -> int:
     with stage.reported(selection.reports, "emulator-not-run"):
         plan = plan_of(chosen_programs(options.choice, selection), selection, options.work, "emulator")
         _refuse_other_backends(plan)
-        runner = ready_runner(os.environ, selection.reports)
+        runner = ready_runner(os.environ, selection.reports, plan.executorch)
         compiled = compile_programs(plan)
         runs = measure(plan, runner, compiled)
         results = {COMPILED: compiled, RAN: runs}

@@ -55,6 +55,7 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
+from provisioning.executorch import PROFILES_WHEEL, Executorch
 from provisioning.manifest import load_socs, soc_named
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class ExecutorchPlan(Plan):
     """What every program depends on of QNN: its build, and the digests of its libraries for this machine."""
     refused: dict[str, Finding]
     """Programs that this SDK cannot compile at all."""
+    executorch: Executorch = PROFILES_WHEEL
 
     @property
     def build_id(self) -> str:
@@ -106,6 +108,7 @@ def plan_of(
         selection=selection,
         programs=tuple(programs),
         environment=closed(environment.merged(os.environ)),
+        executorch=environment.executorch,
         sdk=sdk,
         qnn=qnn,
         work=work,

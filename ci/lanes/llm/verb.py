@@ -8,7 +8,7 @@ from pathlib import Path
 from ci.one_model.model import LANGUAGE_TIMEOUT
 from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.command_line import add_timeout, count, switch, valued
-from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.selection import add_executorch, add_selection, selection_of
 from provisioning.base.settings import MANIFESTS
 
 EXAMPLES = """\
@@ -77,6 +77,7 @@ class CheckVerb:
         )
         group.add_argument("--store", type=Path, help="where QNN is, for ExecuTorch's programs [user cache]")
         group.add_argument("--profile", help="of QNN, for ExecuTorch's programs [QNN_CI_PROFILE, wheels]")
+        add_executorch(group)
         # What was compiled says for which chip.
         parser.set_defaults(soc=None, target=None)
 

@@ -22,7 +22,7 @@ from ci.lanes.upstream.suite import (
 )
 from ci.suite.options import Choice, StageOptions, matcher, parse_shard, shard
 from ci.suite.runner import ready_runner
-from ci.suite.stage import find_as_workers, machine_failed
+from ci.suite.stage import machine_failed, use_executorch
 from ci.work.cached_steps import Step, WorkPlan, run_step
 from ci.work.jobs import Job, Line, default_slots
 from ci.work.outcome import Failure, Result
@@ -183,10 +183,10 @@ def make_plan(
     """Everything except the list of tests, which may need a worker."""
     selection, work = options.selection, options.work
     qnn_environment = resolve(selection, environ)
-    find_as_workers(qnn_environment)
+    executorch = use_executorch(qnn_environment)
     suite.check(selection.soc)
     qnn_environment.explain()
-    runner = ready_runner(environ, selection.reports)
+    runner = ready_runner(environ, selection.reports, executorch)
     slots = work.jobs or default_slots()
     environment = worker_environment(qnn_environment, environ, runner.path, slots)
     logs = Path(selection.reports, suite.folder).absolute()
