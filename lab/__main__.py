@@ -27,7 +27,7 @@ VERBS = {
     ),
     "onnx_operators": Verb("lab.onnx_operators.verb", "choose the node test of each ONNX operator", "onnx"),
     "upstream_reports": Verb("lab.upstream_reports.verb", "print issues to file upstream"),
-    "release": Verb("lab.release", "make a release's files in dist/release; --check lists what is missing"),
+    "release": Verb("lab.release", "release this clone: address, version, tag, notes and checksums"),
     "image_pins": Verb("lab.image_pins", "pin the Debian packages, and the system, that images are built on"),
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }

@@ -55,4 +55,4 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return OUTSIDE.sub(f"](https://github.com/{project().name}/blob/main/", markdown)
+    return OUTSIDE.sub(f"]({project().repository}/blob/main/", markdown)

@@ -20,9 +20,10 @@ from provisioning.base import toml
 from provisioning.base.commands import add_flags, leave_out, session
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
-from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, project
+from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, PLACEHOLDER, project
 
 WORKFLOW = MANIFESTS / "workflow.yml"
+PIN = "@COMMIT # VERSION"
 """Calls the gate for a suite of the calling repository."""
 
 OURS = ("lane", "socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
@@ -163,8 +164,10 @@ class Addition:
         repository = repository_of(self.path)
         inside = self.path.is_relative_to(repository)
         path = self.path.relative_to(repository) if inside else self.path.name
-        workflow = WORKFLOW.read_text(encoding="utf-8")
-        return workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(path))
+        ours = project()
+        pin = f"@{ours.commit} # v{ours.version}" if ours.commit else PIN
+        workflow = WORKFLOW.read_text(encoding="utf-8").replace("ci/models.toml", str(path))
+        return workflow.replace(PLACEHOLDER, ours.name).replace(PIN, pin)
 
 
 def addition_of(model: OneModel, suite: Path) -> Addition:

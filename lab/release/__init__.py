@@ -1,14 +1,20 @@
-"""`release`: the files of a release, or what still keeps it from being one."""
+"""`release`: a release of this clone; its files alone; or what still keeps it from being one."""
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import os
+import sys
 from pathlib import Path
 
 from provisioning.base.command_line import switch, valued
+from provisioning.base.commands import session
+from provisioning.base.errors import UsageError
 
 EXAMPLES = """\
+  nox -s lab -- release https://github.com/YOU/qnn-ci
+  nox -s lab -- release https://github.com/YOU/qnn-ci --version 1.0.0
   nox -s lab -- release
   nox -s lab -- release --check
   nox -s lab -- release --images dist/images
@@ -16,6 +22,14 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "address",
+        metavar="ADDRESS",
+        nargs="?",
+        help="where the repository is: write it and the version wherever they stand, tag that, and say what"
+        " its owner does then. Without it, only the files of HEAD are made",
+    )
+    valued(parser, "--version", "VERSION", "release ADDRESS as this version [that of pyproject.toml]")
     switch(parser, "--check", "write nothing; say what a release still lacks")
     valued(
         parser,
@@ -32,9 +46,19 @@ def run(args: argparse.Namespace) -> int:
     from ci.image.contents import plan_of
     from ci.image.engine import connected
     from lab.release import files
-    from provisioning.base.settings import ROOT
+    from lab.release.tagging import release_of, tag_release
+    from provisioning.base.settings import ROOT, project
 
-    if args.check:
+    if args.version and not args.address:
+        raise UsageError(
+            "--version is of the release that is tagged, and no ADDRESS says where it will be",
+            fix=session("lab", "release", "ADDRESS", "--version", args.version),
+        )
+    if args.address:
+        today = dt.datetime.now(dt.timezone.utc).date()
+        release = release_of(args.address, args.version or project().version, today)
+        sys.stdout.write(tag_release(ROOT, release))
+    elif args.check:
         files.require_releasable(ROOT)
     elif args.images:
         for name in files.IMAGES:

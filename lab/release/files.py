@@ -8,12 +8,12 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import json
+import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -21,9 +21,9 @@ from ci.builds.source import bill_item, document, package_url
 from ci.image.contents import ENVIRONMENTS_INSIDE, ImagePlan
 from ci.image.engine import Engine
 from lab.image_pins import edited
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.files import hash_file
+from provisioning.base.files import empty_folder, hash_file
 from provisioning.base.settings import MANIFESTS, PLACEHOLDER, ROOT, project
 from provisioning.python_environments import entries_in
 
@@ -34,6 +34,9 @@ NAME = "qnn-ci"
 SUMS = "SHA256SUMS"
 
 NOTES = "notes.md"
+
+RELEASE = session("lab", "release", "https://github.com/YOU/qnn-ci")
+"""The command that writes the address wherever it is needed."""
 
 FOR_DEVELOPERS = ("lint", "tests")
 """Environments that no user's session runs in."""
@@ -59,41 +62,45 @@ def require_releasable(root: Path) -> None:
     if not repository or PLACEHOLDER in repository:
         raise CheckFailed(
             f"pyproject.toml has no address of this repository, found {repository or 'none'}",
-            fix="set Repository below [project.urls], then the same in the pages that --check names",
+            fix=RELEASE,
         )
-    pages = _git(root, "ls-files", "*.md").splitlines()
+    pages = git(root, "ls-files", "*.md").splitlines()
     if left := [page for page in pages if PLACEHOLDER in (root / page).read_text(encoding="utf-8")]:
         raise CheckFailed(
             f"{PLACEHOLDER} is no address, and still printed by {', '.join(left)}",
-            fix=f"write {project(root).name} in its place",
+            fix=RELEASE,
         )
-    notes(root, project(root).version)
+    changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    notes(changelog, project(root).version)
 
 
 def make(environ: Mapping[str, str], root: Path = ROOT) -> None:
     """Write to dist/release; for a tag, which must be the version of pyproject.toml, with its notes."""
-    version = project(root).version
-    into = root / "dist" / "release"
+    version, text = project(root).version, ""
     if environ.get("GITHUB_REF_TYPE") == "tag":
         require_tag(environ.get("GITHUB_REF_NAME", ""), version)
         require_releasable(root)
-    shutil.rmtree(into, ignore_errors=True)
-    into.mkdir(parents=True)
+        text = notes((root / "CHANGELOG.md").read_text(encoding="utf-8"), version)
+    sys.stdout.write(write_files(root, "HEAD", version, text))
+
+
+def write_files(root: Path, commit: str, version: str, text: str) -> str:
+    """Write dist/release of a commit, with the release's notes if there are some; return its checksums."""
+    into = empty_folder(root / "dist" / "release")
     archive = into / f"{NAME}-{version}.tar.gz"
-    # The files of HEAD, with the commit's time; gzip stores none.
-    tar = _git_bytes(root, "archive", "--format=tar", f"--prefix={NAME}-{version}/", "HEAD")
+    # The files of the commit, with the commit's time; gzip stores none.
+    tar = git_bytes(root, "archive", "--format=tar", f"--prefix={NAME}-{version}/", commit)
     archive.write_bytes(gzip.compress(tar, mtime=0))
     bill = into / f"{NAME}.cdx.json"
-    when = dt.datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct")), dt.timezone.utc)
+    when = dt.datetime.fromtimestamp(int(git(root, "log", "-1", "--format=%ct", commit)), dt.timezone.utc)
     bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
     files = [archive, bill]
-    if environ.get("GITHUB_REF_TYPE") == "tag":
-        text = into / NOTES
-        text.write_text(notes(root, version), encoding="utf-8")
-        files.append(text)
+    if text:
+        (into / NOTES).write_text(text, encoding="utf-8")
+        files.append(into / NOTES)
     sums = "".join(f"{hash_file(path)}  {path.name}\n" for path in files)
     (into / SUMS).write_text(sums, encoding="utf-8")
-    sys.stdout.write(sums)
+    return sums
 
 
 def require_tag(tag: str, version: str) -> None:
@@ -101,14 +108,13 @@ def require_tag(tag: str, version: str) -> None:
         raise UsageError(f"{tag}: expected the tag v{version}", fix=f"push the tag v{version}")
 
 
-def notes(root: Path, version: str) -> str:
+def notes(changelog: str, version: str) -> str:
     """What CHANGELOG.md says of a version."""
-    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## v?{re.escape(version)}(?![\w.])[^\n]*\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    section = re.search(rf"^## {re.escape(version)}(?![\w.])[^\n]*\n(.*?)(?=^## |\Z)", changelog, re.M | re.S)
     if section is None or not section[1].strip():
         raise CheckFailed(
             f"CHANGELOG.md has no section {version!r}, or nothing in it",
-            fix=f"rename the section Unreleased to {version}, then tag that commit",
+            fix=f"write what is new below the heading {version}, and commit that",
         )
     return section[1].strip() + "\n"
 
@@ -162,17 +168,26 @@ def pinned_components(manifests: Path) -> list[Component]:
     ]
 
 
-def _git(root: Path, *arguments: str) -> str:
-    return _git_bytes(root, *arguments).decode()
+def git(
+    root: Path, *arguments: str, text: str | None = None, variables: Mapping[str, str] | None = None
+) -> str:
+    """What git prints; `text` is what it reads."""
+    return git_bytes(root, *arguments, content=(text or "").encode(), variables=variables).decode()
 
 
-def _git_bytes(root: Path, *arguments: str) -> bytes:
-    command: Sequence[str] = ["git", *arguments]
-    done = subprocess.run(command, cwd=root, capture_output=True, check=False)
+def git_bytes(
+    root: Path, *arguments: str, content: bytes = b"", variables: Mapping[str, str] | None = None
+) -> bytes:
+    command = ["git", *arguments]
+    environ = {**os.environ, **(variables or {})}
+    try:
+        done = subprocess.run(command, cwd=root, input=content, capture_output=True, env=environ, check=False)
+    except FileNotFoundError:
+        raise EnvironmentLacking("git is not installed", fix="sudo apt-get install git") from None
     if done.returncode:
         raise EnvironmentLacking(
-            f"{' '.join(command)}: {done.stderr.decode(errors='replace').strip()}",
-            fix="release from a git checkout",
+            f"{quoted(*command)}: {done.stderr.decode(errors='replace').strip()}",
+            fix="release from a git checkout in which you can commit",
         )
     return done.stdout
 

@@ -121,12 +121,14 @@ PLACEHOLDER = "OWNER/qnn-ci"
 class Project:
     version: str
     repository: str
-    """Its address on GitHub, `[project.urls]` of pyproject.toml; empty where it has none."""
+    """Its address, `[project.urls]` of pyproject.toml; empty where it has none."""
+    commit: str = ""
+    """Of an installed copy: the commit that it was installed from, if it came from a repository."""
 
     @property
     def name(self) -> str:
         """OWNER/NAME, as workflows spell it."""
-        return self.repository.removeprefix("https://github.com/") or PLACEHOLDER
+        return "/".join(self.repository.split("/")[-2:]) or PLACEHOLDER
 
 
 def project(root: Path = ROOT) -> Project:
@@ -139,10 +141,13 @@ def project(root: Path = ROOT) -> Project:
         own = toml.loads(file.read_text(encoding="utf-8"))["project"]
         return Project(str(own["version"]), str(own.get("urls", {}).get("Repository", "")))
     # Imported late: each start of the command would pay for it.
+    import json
     from importlib import metadata
 
     # Of the Python that this command was installed into, in which verbs do not run.
     for copy in metadata.distributions(name="qnn-ci", path=[str(root.parent)]):
         urls = dict(line.split(", ", 1) for line in copy.metadata.get_all("Project-URL") or ())
-        return Project(copy.version, urls.get("Repository", ""))
+        origin = json.loads(copy.read_text("direct_url.json") or "{}")
+        commit = origin.get("vcs_info", {}).get("commit_id", "")
+        return Project(copy.version, urls.get("Repository", ""), commit)
     return Project("unknown", "")

@@ -18,7 +18,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from provisioning.base.documents import Model, load
-from provisioning.base.settings import ROOT, store_path
+from provisioning.base.settings import ROOT, project, store_path
 from provisioning.components import KINDS
 from tests.support.journey_files import FILES
 from tests.support.scripts import locked_environment, script
@@ -29,7 +29,7 @@ TABLE = ROOT / "tests" / "journeys.toml"
 OURS = re.compile(r"^(?:\w+=\S+ )*(?:qnn-ci|nox|python -m (?:ci|provisioning))\b")
 """A line that types one of our commands."""
 PROMPT = re.compile(r"^(?:\$ |\s*- )?")
-USES = re.compile(r"^ *(?:- )?(uses: OWNER/qnn-ci/\S+)")
+USES = re.compile(rf"^ *(?:- )?(uses: {re.escape(project().name)}/\S+)")
 FIRST_SCREEN = re.compile(r"^(?:python -m pip|uv tool|qnn-ci) ")
 
 

@@ -226,6 +226,19 @@ def test_every_room_is_on_a_floor() -> None:
         assert rooms - {"__init__"} == set().union(*floors)
 
 
+def test_contributing_has_the_same_floors() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| floor of `ci/` | room |")
+    rows = re.findall(r"^\| (\d?) ?\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    floors: list[set[str]] = []
+    for number, room in rows:
+        if number:
+            floors.append(set())
+            assert int(number) == len(floors)
+        floors[-1].add(room)
+    assert tuple(floors) == FLOORS
+
+
 def test_no_modules_import_each_other() -> None:
     """Neither at once nor later, nor by way of a third: each can be read after those that it imports."""
     below: dict[str, set[str]] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, page_of
 from ci.inspect import diagnose_verb
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import ROOT, project
 from tests.support.journeys import Row, differences, journeys, promised
 from tests.support.needs import PACKAGES
 from tests.support.sources import nodes, parsed, with_any
@@ -40,7 +40,9 @@ def test_the_readme_promises_what_its_table_types() -> None:
     readme = promised("README.md", _text("README.md"))
     assert len(readme) > 8
     assert {"qnn-ci gate --suite models.toml", "qnn-ci run_device"} <= set(readme)
-    assert "uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT" in readme
+    assert any(
+        command.startswith(f"uses: {project().name}/.github/workflows/gate.yml@") for command in readme
+    )
 
 
 def test_each_command_of_ours_beside_that_of_another_tool_has_a_row() -> None:
