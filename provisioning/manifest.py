@@ -117,9 +117,17 @@ class Soc(Model):
     """Whether it computes floats of 16 bits."""
 
 
+class OtherSoc(Model):
+    arch: Annotated[int, Field(ge=65, le=99)]
+    vtcm_mb: Annotated[int, Field(gt=0)] | None = None
+    called: tuple[str, ...] = ()
+
+
 class SocTable(Model):
     schema_: Literal[1] = Field(alias="schema")
     socs: dict[SocName, Soc]
+    others: dict[SocName, OtherSoc] = Field(default_factory=dict)
+    """Chips that QNN has and that `--soc` does not take."""
     devices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The chips of well-known devices, which may be another maker's where a model has several."""
 

@@ -53,6 +53,10 @@ ONE_MODEL = (
 )
 """They take a model of any lane, and run in that lane's environment."""
 
+SHELLS = ("bash", "zsh", "fish")
+"""Those that `completion` knows."""
+COMPLETING = 'eval "$(qnn-ci completion bash)"'
+
 BARE = ("example",)
 """They need no package: this Python runs them."""
 
@@ -120,6 +124,19 @@ def _complete(verbs: Mapping[str, Verb]) -> None:
     argcomplete.autocomplete(parser)
 
 
+def _completion(arguments: Sequence[str]) -> int:
+    """Print what a shell evaluates to complete our verbs and flags."""
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        raise UsageError(
+            f"completion takes the name of a shell: {', '.join(SHELLS)}",
+            fix=f"type `{COMPLETING}`, or add that line to ~/.bashrc",
+        )
+    import argcomplete
+
+    sys.stdout.write(argcomplete.shellcode(["qnn-ci"], shell=arguments[0]))
+    return 0
+
+
 def main() -> int:
     argv = sys.argv[1:]
     verbs = {name: verb for name, verb in VERBS.items() if name not in OF_CLONE}
@@ -130,11 +147,8 @@ def main() -> int:
 
         sys.stdout.write(f"qnn-ci {project().version}\n")
         return 0
-    if argv[:1] == ["completion"] and argv[1:] in (["bash"], ["zsh"], ["fish"]):
-        import argcomplete
-
-        sys.stdout.write(argcomplete.shellcode(["qnn-ci"], shell=argv[1]))
-        return 0
+    if argv[:1] == ["completion"]:
+        return command_line.guarded(lambda: _completion(argv[1:]), debug=False)
     if argv in ([], ["help"], ["-h"], ["--help"]):
         sys.stdout.write(_map(verbs))
         return 0 if argv else UsageError.exit_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.models.user_model import MODEL_HELP
+from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import PRECISION_HELP, add_model, add_option, one_model_of
 from ci.suite.options import add_work
 from provisioning.base import answer

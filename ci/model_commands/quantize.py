@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ci.models.user_model import MODEL_HELP
+from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import (
     OneModel,
     add_model,

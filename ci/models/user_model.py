@@ -15,13 +15,11 @@ from traceback import walk_tb
 from types import ModuleType
 
 from ci.artifacts.program import as_model, torch_kind_of
+from ci.models.not_models import ADDRESS, EXPORT, FUNCTION, MODEL_HELP, refusal
 from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
 from provisioning.base.settings import ROOT
 
-MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
-
-EXPORT = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
 EXPORTED = "range_constraints"
 """The attribute that marks a module of torch.export."""
 
@@ -29,7 +27,6 @@ SAMPLE_FILES = (".npy", ".npz", ".pt")
 
 USUAL = ("make", "model")
 """Functions of so many files that they name none."""
-FUNCTION = re.compile(r"^def ([A-Za-z]\w*)", re.MULTILINE)
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 QUANTIZING = b"quantized_decomposed."
 POINTER = b"version https://git-lfs.github.com/spec/"
@@ -79,11 +76,12 @@ class UserModel:
 def user_model(text: str, folder: Path) -> UserModel:
     """Relative paths and modules are searched in `folder`. Imports nothing heavy."""
     head, colon, function = text.rpartition(":")
-    if colon and head.endswith(".py"):
+    if colon and head.endswith(".py") and function.isidentifier():
         path = _file(folder / head, text)
-        if not function.isidentifier() or not path.stem.isidentifier():
-            message = f"{text}: expected file.py:function, with names that Python can import"
-            raise UsageError(message, fix="write models.py:net for the function net of models.py")
+        if not path.stem.isidentifier():
+            renamed = path.with_stem(re.sub(r"\W", "_", path.stem)).name
+            message = f"{text}: Python cannot import a module that is called {path.stem}"
+            raise UsageError(message, fix=f"rename {path.name}, for example to {renamed}")
         code = path.read_text(encoding="utf-8", errors="replace")
         if not re.search(rf"\b{function}\b|import \*", code):
             functions = FUNCTION.findall(code)
@@ -91,6 +89,8 @@ def user_model(text: str, folder: Path) -> UserModel:
         return UserModel(_name(path.stem, function), f"{path.stem}:{function}", path.parent, path)
     if DOTTED.fullmatch(text) and not (folder / text).exists():
         return UserModel(_name(head.rpartition(".")[2], function), text, folder.absolute())
+    if ADDRESS.match(text):
+        raise refusal(text, folder)
     path = folder / text
     if path.suffix == ".pt2":
         is_quantized = _is_quantized(_file(path, text))
@@ -100,12 +100,7 @@ def user_model(text: str, folder: Path) -> UserModel:
     if kind := torch_kind_of(path):
         message = f"{text}: expected {MODEL_HELP}, found {kind}"
         raise UsageError(message, fix=as_model(kind, Path(text)))
-    fix = EXPORT
-    if path.suffix == ".py":
-        fix = f"say which function gives the model and its inputs: {text}:FUNCTION"
-        if path.is_file() and len(functions := FUNCTION.findall(path.read_text("utf-8", "replace"))) == 1:
-            raise UnknownName(f"{text}: expected {MODEL_HELP}", text, [f"{text}:{functions[0]}"])
-    raise UsageError(f"{text}: expected {MODEL_HELP}", fix=fix)
+    raise refusal(text, folder)
 
 
 def _file(path: Path, text: str) -> Path:
@@ -114,7 +109,10 @@ def _file(path: Path, text: str) -> Path:
         names = [file.name for file in path.parent.glob(f"*{path.suffix}")]
         if not path.is_dir() and get_close_matches(path.name, names, n=1):
             raise UnknownName(f"{text}: {problem}", path.name, names)
-        raise UsageError(f"{text}: {problem}", fix="name a model that is there")
+        fix = f"write its path in full; {path.absolute()} does not exist"
+        if names:
+            fix = f"name one that is there: {', '.join(sorted(names)[:8])}"
+        raise UsageError(f"{text}: {problem}", fix=fix)
     return path.absolute()
 
 

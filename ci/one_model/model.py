@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ci.models.user_model import MODEL_HELP, UserModel, user_model
+from ci.models.not_models import MODEL_HELP
+from ci.models.user_model import UserModel, user_model
 from ci.suite.options import add_choice, add_work, host_selection, work_of
 from ci.suite.precision import precision_named, scheme_named
 from ci.work.jobs import WorkOptions

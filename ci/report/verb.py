@@ -14,7 +14,7 @@ from ci.report.renderings import FIX, code_quality, junit, publish, sarif
 from ci.report.summary import conclusion, stage_line, worst
 from provisioning.base import answer
 from provisioning.base.command_line import switch, valued
-from provisioning.base.commands import leave_out
+from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering import HARMLESS, console, rendered, verdict, wants_colour, write
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if not directory.is_dir():
         raise EnvironmentLacking(
             f"there is no directory of reports at {directory}",
-            fix="nox, which runs the stages that write them",
+            fix=Fix("run the stages that write them: {}", ("gate",)),
         )
     if args.against:
         return worse_than(args.against, directory)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from provisioning.base.commands import Fix, add_flags
+from provisioning.base.commands import Fix, add_flags, repeated
 from provisioning.base.errors import UnknownName, UsageError
 
 
@@ -101,6 +101,7 @@ def scheme_named(name: str) -> str:
     precision = PRECISIONS.get(_onnx_name(plain))
     if precision and precision.executorch:
         return precision.executorch
+    refuse_several(name)
     raise UnknownName(f"there is no precision {name!r} for ExecuTorch", plain, SCHEMES)
 
 
@@ -118,8 +119,19 @@ def precision_named(name: str) -> Precision:
             f"precision {name}: ONNX Runtime's provider takes weights and activations of 8 or 16 bits",
             fix="use 8a8w or 16a8w, or compile the PyTorch model (a .pt2), whose lane has this one",
         )
+    refuse_several(name)
     names = {name for precision in PRECISIONS.values() for name in (precision.suite_name, precision.name)}
     raise UnknownName(f"there is no precision {name!r}", plain, names)
+
+
+def refuse_several(text: str) -> None:
+    """Refuse a list in place of one precision."""
+    names = re.findall(r"[^\s,;+]+", text)
+    if len(names) > 1:
+        raise UsageError(
+            f"{text!r} names {len(names)} precisions",
+            fix=Fix("write each by itself: {}; in a suite, a run for each", repeated("--precision", names)),
+        )
 
 
 def written_name(name: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 from provisioning.base import answer
-from provisioning.base.commands import Fix, join_fixes
+from provisioning.base.commands import Fix, join_fixes, repeated
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.errors import (
     INTERNAL,
@@ -85,6 +85,7 @@ class Parser(argparse.ArgumentParser):
     """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
 
     started_in: str = ""
+    _words: Sequence[str] = ()
 
     @classmethod
     def user_folder(cls) -> Path:
@@ -98,6 +99,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
         # `split_json` has read it before, so that it may stand behind any of a verb's words.
         self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = args or ()
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         error = self._explain(message)
@@ -115,10 +120,24 @@ class Parser(argparse.ArgumentParser):
             names = [part.strip(" '") for part in match[2].split(",")]
         elif match := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             names = [*self._option_string_actions]
+        elif values := re.search(r"unrecognized arguments: (.+)", message):
+            return UsageError(message, fix=self._repeated(values[1].split(" ")) or unknown.fix)
         else:
             return unknown
         mistake = UnknownName(message, match[1], names)
         return mistake if mistake.near else unknown
+
+    def _repeated(self, values: Sequence[str]) -> Fix | None:
+        """The flag before each of these values, where they stand behind one that takes several."""
+        if values[0] not in self._words:
+            return None
+        place = self._words.index(values[0])
+        flag = next((word for word in self._words[:place][::-1] if word.startswith("-")), "")
+        action = self._option_string_actions.get(flag)
+        if not isinstance(action, argparse._AppendAction):
+            return None
+        first = self._words.index(flag) + 1
+        return Fix("repeat the flag: {}", repeated(flag, [*self._words[first:place], *values]))
 
     def _path(self, text: str) -> Path:
         if not text:
@@ -207,7 +226,7 @@ def main(
     if name not in verbs:
 
         def refuse() -> int:
-            raise UnknownName(f"there is no verb {name!r}", name, verbs)
+            raise _unknown_verb(name, verbs)
 
         return answering(name, words, place, refuse)
     typed = quoted_session(*session, name, *rest)
@@ -217,6 +236,16 @@ def main(
         )
     finally:
         Parser.started_in = ""
+
+
+def _unknown_verb(name: str, verbs: Mapping[str, Verb]) -> UsageError:
+    """With the verbs that begin so, and what each does; else with the nearest."""
+    message = f"there is no verb {name!r}"
+    begun = [(f"  {verb}", verbs[verb].summary) for verb in sorted(verbs) if verb.startswith(f"{name}_")]
+    if len(begun) < 2:
+        return UnknownName(message, name, verbs)
+    rows = "\n".join(aligned(begun, columns()))
+    return UsageError(f"{message}; these begin so:\n{rows}", fix="type the whole name of one of them")
 
 
 def answering(
@@ -379,7 +408,8 @@ def checked(program: str, name: str, verb: Verb, argv: Sequence[str], started_in
     """What the words mean to a verb, which is not run. Where its command line refuses them, so does this."""
     Parser.started_in = str(started_in)
     try:
-        return _parser(program, name, verb).parse_args(answer.split_json(argv)[0])
+        args: argparse.Namespace = _parser(program, name, verb).parse_args(answer.split_json(argv)[0])
+        return args
     finally:
         Parser.started_in = ""
 

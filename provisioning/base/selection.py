@@ -98,7 +98,35 @@ def chip_named(name: str) -> str:
         )
     if chips:
         return chips[0]
+    _refuse_other(word)
     raise UnknownName(f"there is no chip {name!r}: {session('chips')} lists them", name.strip().upper(), socs)
+
+
+def _refuse_other(word: str) -> None:
+    """Refuse a chip that QNN has and no lane was tried with: names that look alike are of other Hexagons."""
+    others, socs = _table()["others"], _table()["socs"]
+    for name, chip in others.items():
+        if word not in map(simple, (name, f"{name}P", *chip.get("called", ()))):
+            continue
+        arch, memory = chip["arch"], chip.get("vtcm_mb")
+        if not memory:
+            raise UsageError(
+                f"{name} has Hexagon V{arch}: QNN's NPU backend begins with V68",
+                fix=Fix("take another chip: {}", ("chips",)),
+            )
+        message = (
+            f"QNN knows {name} (Hexagon V{arch}, {memory} MB VTCM), and no lane of qnn-ci was tried with it"
+        )
+        alike = [known for known, soc in socs.items() if soc["arch"] == arch]
+        if not alike:
+            raise UsageError(
+                message, fix=Fix("no other chip has this Hexagon; those that are: {}", ("chips",))
+            )
+        # Of the same family, else a phone's.
+        families = {name[:2]: 0, "SM": 1}
+        nearest = min(alike, key=lambda soc: (families.get(soc[:2], 2), abs(socs[soc]["vtcm_mb"] - memory)))
+        fix = f"see what this Hexagon takes, with {socs[nearest]['vtcm_mb']} MB VTCM: {{}}"
+        raise UsageError(message, fix=Fix(fix, ("--soc", nearest)))
 
 
 def simple(name: str) -> str:

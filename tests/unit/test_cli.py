@@ -50,6 +50,18 @@ def _main(verbs: dict[str, Verb], *argv: str) -> int:
     return main("python -m x", "What it is for.", verbs, argv)
 
 
+@pytest.mark.parametrize("word", ["test", "build"])
+def test_the_beginning_of_several_verbs_shows_what_each_does(
+    word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert _main(CI, word) == 2
+    told = capsys.readouterr().err
+    begun = [name for name in CI if name.startswith(word)]
+    assert len(begun) > 3
+    assert all(f"{name} " in told and CI[name].summary in told for name in begun)
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

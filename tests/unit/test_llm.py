@@ -28,6 +28,7 @@ from ci.lanes.llm.genie import (
 )
 from ci.lanes.llm.graphs import shared_encodings
 from ci.lanes.llm.orders import (
+    GENIE,
     RECORD,
     CompileOrder,
     PartDistances,
@@ -39,7 +40,7 @@ from ci.lanes.llm.orders import (
     Window,
     record_of,
 )
-from ci.lanes.llm.product import CompileNeeds, parts_of
+from ci.lanes.llm.product import CompileNeeds, parts_of, readme_of
 from ci.lanes.llm.stage import digests_of, source_of
 from ci.lanes.llm.suite import SUITES
 from ci.lanes.llm.text import judged_text, prefix_lengths, share_of_runs, windows
@@ -50,6 +51,7 @@ from ci.report.collect import report_in, rows_of
 from ci.work.outcome import Result
 from ci.work.plain import as_json
 from provisioning.base.command_line import guarded, main
+from provisioning.base.commands import SPELLED_INSTALLED
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import store_path
@@ -675,3 +677,13 @@ class TestTexts:
         # Genie takes no longer prompt.
         assert len(end.prompt) <= 1024 - 32
         assert [*end.prompt, *end.tokens] == ([0, 5] * 600)[: last - len(shape.beginning)]
+
+
+@pytest.mark.parametrize(("spelled", "begins"), [("1", "qnn-ci bundle "), ("", "nox -s bundle -- ")])
+def test_the_readme_of_a_compiled_model_names_commands_as_this_copy_types_them(
+    spelled: str, begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SPELLED_INSTALLED, spelled)
+    sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1, "calibration": []}
+    order = CompileOrder(model="Llama", through=GENIE, soc="SM8750", precision="fp16", **sizes)
+    assert f"`{begins}--profile wheels-2.51 " in readme_of(order)

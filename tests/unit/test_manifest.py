@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from provisioning.base import toml
+from provisioning.base.commands import Fix
 from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.selection import chip_named, simple
@@ -147,6 +148,34 @@ def test_a_name_that_may_mean_several_chips_is_refused_with_its_choices(
         chip_named(said)
     assert all(choice in told.value.message for choice in choices)
     assert told.value.fix.startswith("--soc S")
+
+
+@pytest.mark.parametrize(
+    ("said", "hexagon", "typed"),
+    [
+        ("SM8735", "V73", ("--soc", "SM8550")),
+        ("SM8635P", "V73", ("--soc", "SM8550")),
+        ("8s Gen 4", "V73", ("--soc", "SM8550")),
+        ("SA8620P", "V75", ("--soc", "SM8650")),
+        # No chip of the table has its Hexagon, and an old one has no NPU that QNN compiles for.
+        ("SM8975", "V85", ()),
+        ("SM8250", "V66", ()),
+    ],
+)
+def test_a_chip_that_qnn_alone_knows_is_sent_to_its_own_hexagon(
+    said: str, hexagon: str, typed: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as told:
+        chip_named(said)
+    assert hexagon in told.value.message and isinstance(told.value.fix, Fix)
+    assert told.value.fix.flags == typed
+    if typed:
+        assert f"V{load_socs()[typed[1]].arch}" == hexagon
+
+
+def test_no_chip_is_both_taken_and_refused() -> None:
+    table = toml.loads((MANIFESTS / "socs.toml").read_text(encoding="utf-8"))
+    assert not table["others"].keys() & table["socs"].keys()
 
 
 def test_a_manifest_names_chips_as_qnn_does() -> None:

@@ -58,6 +58,8 @@ WRONG = {
     "test_lowering --suite nothere.toml": "nothere.toml",
     "validate --profile whels": "did you mean wheels",
     "gate --frobnicate": "--frobnicate",
+    "compile net.py:make -o out --precision fp16 8a8w": "--precision fp16 --precision 8a8w",
+    "compile net.py:make -o out --soc SM8650 SM8750": "--soc SM8650 --soc SM8750",
 }
 RIGHT = (
     "compile net.py:make --soc 8-elite --precision w8a16 -o out",
@@ -122,7 +124,11 @@ def test_the_command_alone_is_a_map_of_few_verbs_and_completes_words() -> None:
     assert set(re.findall(r"^  (\w+)", everything.stdout, re.MULTILINE)) == {*ALL} - {*OF_CLONE}
     assert type_words("help", "chips").stdout == type_words("chips", "--help").stdout
     assert type_words("version").stdout == type_words("--version").stdout
-    assert "qnn-ci" in type_words("completion", "bash").stdout
+    refused = type_words("completion")
+    assert refused.returncode == 2
+    (line,) = re.findall(r"`(eval .+)`", refused.stderr)
+    (shell,) = re.findall(r"completion (\w+)", line)
+    assert "qnn-ci" in type_words("completion", shell).stdout
 
     def completed(line: str) -> list[str]:
         done = type_words(COMP_LINE=line, COMP_POINT=str(len(line)), _ARGCOMPLETE="1", COMP_TYPE="9")

@@ -22,8 +22,9 @@ from ci.one_model.model import PYTORCH, OneModel
 from ci.suite.precision import precision_named, scheme_named
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Failure, Result
-from provisioning.base.command_line import main
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.command_line import checked, main
+from provisioning.base.commands import Fix
+from provisioning.base.errors import CheckFailed, ToolkitError, UnknownName, UsageError
 from provisioning.base.settings import ROOT, Selection
 
 
@@ -71,6 +72,83 @@ def test_refuses_what_is_no_model(folder: Path, text: str, error: type[ToolkitEr
     with pytest.raises(error) as caught:
         user_model(text, folder)
     assert caught.value.fix
+
+
+@pytest.fixture
+def strangers(folder: Path) -> Path:
+    """What lies in a folder of somebody who has not read the pages."""
+    (folder / "net.py").write_text("def net():\n    ...\ndef other():\n    ...\n")
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "config.json").write_text("{}")
+    (folder / "empty").mkdir()
+    (folder / "saved").mkdir()
+    (folder / "saved" / "saved_model.pb").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "typed"),
+    [
+        ("a.pte", "ExecuTorch program", ("run", "a.pte")),
+        ("a.dlc", "converter", ("inspect", "a.dlc")),
+        ("a.tflite", "LiteRT", ("compile", "a.onnx", "-o", "out")),
+        ("a.h5", "Keras", ("compile", "a.onnx", "-o", "out")),
+        ("a.pb", "TensorFlow", ("compile", "a.onnx", "-o", "out")),
+        ("saved", "SavedModel", ("compile", "saved.onnx", "-o", "out")),
+        ("suite.toml", "suite", ("gate", "--suite", "suite.toml")),
+        ("checkpoint/model.safetensors", "one file of a checkpoint", ("compile", "checkpoint", "-o", "out")),
+        ("https://huggingface.co/meta/Llama-1B", "download", ("compile", "Llama-1B", "-o", "out")),
+        ("meta/Llama-3.2-1B", "hf download meta/Llama", ("compile", "Llama-3.2-1B", "-o", "out")),
+        ("https://example.com/net.onnx", "curl", ("compile", "net.onnx", "-o", "out")),
+        ("a.gguf", "llama.cpp", ()),
+        ("a.safetensors", "load_file", ()),
+        ("a.ipynb", "nbconvert --to script a.ipynb", ()),
+        ("a.npz", "--calibrate", ()),
+        ("empty", "empty folder", ()),
+        ("", "empty", ()),
+    ],
+)
+def test_what_is_no_model_is_named_with_the_command_that_takes_it(
+    strangers: Path, text: str, kind: str, typed: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        user_model(text, strangers)
+    assert kind in caught.value.message + caught.value.fix
+    fix = caught.value.fix
+    command = fix.command if isinstance(fix, Fix) else ()
+    assert command == typed
+    if typed:
+        verb, *words = typed
+        checked("qnn-ci", verb, VERBS[verb], words, strangers)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("net.py::net", "net.py:net"), ("net.py:net()", "net.py:net"), ("nets.models.net", "nets.models:net")],
+)
+def test_another_spelling_of_a_function_is_corrected(strangers: Path, text: str, meant: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        user_model(text, strangers)
+    assert caught.value.near == meant
+    assert user_model(meant, strangers).factory.endswith(":net")
+
+
+@pytest.mark.parametrize("text", ["net", "net.py"])
+def test_a_file_without_its_function_is_told_which_it_has(strangers: Path, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        user_model(text, strangers)
+    assert "net.py:net" in caught.value.fix and "net.py:other" in caught.value.fix
+
+
+def test_several_precisions_in_one_word_are_a_flag_each(tmp_path: Path) -> None:
+    for read in (scheme_named, precision_named):
+        with pytest.raises(UsageError) as caught:
+            read("fp16,8a8w")
+        assert isinstance(caught.value.fix, Fix)
+        flags = caught.value.fix.flags
+        assert flags == ("--precision", "fp16", "--precision", "8a8w")
+        args = checked("qnn-ci", "compile", VERBS["compile"], ["net.py:net", "-o", "out", *flags], tmp_path)
+        assert args.precisions == ["fp16", "8a8w"]
 
 
 @pytest.mark.parametrize("word", ["16a8w", "u16u8", "w8a16", "W8A16", "u16/u8"])

@@ -38,7 +38,7 @@ from ci.lanes.llm.weights import require_tensors
 from ci.one_model.model import Language, OneModel
 from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
-from ci.suite.precision import written_name
+from ci.suite.precision import refuse_several, written_name
 from ci.suite.stage import run_cached_step
 from ci.work.cached_steps import require_done
 from ci.work.jobs import available_memory
@@ -59,8 +59,8 @@ Made by `compile` for {order.soc}, {order.precision}, a context of {order.contex
 """
 READMES = {
     GENIE: """
-`nox -s bundle -- --profile wheels-2.51 --target aarch64-linux --soc {order.soc} FOLDER` adds QNN's libraries,
-the skel and scripts to push and run it. With genie-t2t-run of the official SDK it is run so:
+`{bundle}`
+adds QNN's libraries, the skel and scripts to push and run it. With genie-t2t-run of the official SDK:
 
     LD_LIBRARY_PATH=lib ADSP_LIBRARY_PATH=dsp bin/genie-t2t-run -c genie_config.json -p "The answer is"
 
@@ -103,6 +103,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     text = calibrate_of(model)
     precision = written_name(model.precision or "fp16")
     if precision not in (choices := PRECISIONS[through]):
+        refuse_several(precision)
         raise UsageError(
             f"precision {precision}: language models are compiled in {', '.join(choices)} through {through}",
             fix="take 16a8w",
@@ -233,7 +234,9 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
 
 def readme_of(order: CompileOrder) -> str:
     text = f"{README}{READMES[order.through]}{README_OF_RECORD if order.quantized else ''}"
-    return text.format(name=Path(order.model).name, order=order)
+    selected = ("--profile", "wheels-2.51", "--target", "aarch64-linux", "--soc", order.soc)
+    bundle = session("bundle", *selected, "FOLDER")
+    return text.format(name=Path(order.model).name, order=order, bundle=bundle)
 
 
 # What compiling for Genie takes on this machine, which may be an hour.

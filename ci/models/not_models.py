@@ -1,0 +1,177 @@
+"""What people type as MODEL that is none: what it is, and what to type instead."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from provisioning.base.commands import Command, Fix, quoted, session
+from provisioning.base.errors import UnknownName, UsageError
+
+MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
+
+EXPORT = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+HOW = Fix(
+    "write a function that returns the model and its inputs, `def net(): return model, (x,)`, into net.py,"
+    " and name net.py:net; an example: {}",
+    ("example",),
+)
+
+FUNCTION = re.compile(r"^def ([A-Za-z]\w*)", re.MULTILINE)
+ADDRESS = re.compile(r"\w+://\S+")
+OF_HUB = re.compile(
+    r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?(?P<name>[\w-][\w.-]*/(?P<folder>[\w-][\w.-]*))/?"
+)
+DOTTED_PATH = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """FILE stands for the path, STEM for the path without its ending."""
+
+    words: str
+    fix: str
+    commands: tuple[Command, ...] = ()
+
+    def fix_for(self, path: Path) -> Fix:
+        def filled(text: str) -> str:
+            return text.replace("FILE", str(path)).replace("STEM", str(path.with_suffix("")))
+
+        commands = [tuple(map(filled, command)) for command in self.commands]
+        return Fix(filled(self.fix), *commands)
+
+
+ONNX = (("compile", "STEM.onnx", "-o", "out"),)
+EXPORT_THERE = "export it to ONNX with the framework that wrote it; then {}"
+ARRAYS = Kind("arrays", "name the model; samples go to --calibrate DIR")
+CORE_ML = Kind("a Core ML model", EXPORT_THERE, ONNX)
+KERAS = Kind(
+    "a Keras model", "convert it: python -m tf2onnx.convert --keras FILE --output STEM.onnx; then {}", ONNX
+)
+KINDS = {
+    ".pte": Kind(
+        "an ExecuTorch program, which is compiled already",
+        "run it: {}; see what is in it: {}",
+        (("run", "FILE"), ("inspect", "FILE")),
+    ),
+    ".dlc": Kind("what QNN's converter wrote", "see what is in it: {}", (("inspect", "FILE"),)),
+    ".tflite": Kind(
+        "a LiteRT (TensorFlow Lite) model",
+        "convert it: python -m tf2onnx.convert --tflite FILE --output STEM.onnx; then {}",
+        ONNX,
+    ),
+    ".h5": KERAS,
+    ".keras": KERAS,
+    ".pb": Kind("a TensorFlow graph", EXPORT_THERE, ONNX),
+    ".mlmodel": CORE_ML,
+    ".mlpackage": CORE_ML,
+    ".gguf": Kind(
+        "weights quantized for llama.cpp",
+        "name the folder of the Hugging Face checkpoint that it was made from: {}",
+        (("compile", "CHECKPOINT", "-o", "out"),),
+    ),
+    ".safetensors": Kind(
+        "weights without the model's code",
+        'write `def make_net(): model = Net(); model.load_state_dict(safetensors.torch.load_file("FILE"));'
+        " return model, (x,)` and name NET.py:make_net; of a language model, name the folder, with its"
+        " config.json",
+    ),
+    ".npy": ARRAYS,
+    ".npz": ARRAYS,
+    ".ipynb": Kind(
+        "a notebook",
+        "make a .py of it: jupyter nbconvert --to script FILE; then name the function that returns the model"
+        " and its inputs: {}",
+        (("compile", "STEM.py:FUNCTION", "-o", "out"),),
+    ),
+    ".toml": Kind("a suite", "run the whole suite: {}", (("gate", "--suite", "FILE"),)),
+    ".zip": Kind("an archive", "unpack it, and name the model in it"),
+}
+"""By the ending of a name: what it is, and what to do with it."""
+
+CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
+
+
+def refusal(text: str, folder: Path) -> UsageError:
+    """The error for MODEL where it names no model."""
+    expected = f"{text}: expected {MODEL_HELP}"
+    path = folder / text
+    if not text:
+        return UsageError(f"MODEL is empty: expected {MODEL_HELP}", fix="print the variable that you typed")
+    if ADDRESS.match(text) or _may_be_of_hub(text, path):
+        return _of_download(text)
+    if path.suffix in CHECKPOINT_FILES and (path.parent / "config.json").is_file():
+        whole = session("compile", Path(text).parent, "-o", "out")
+        return UsageError(
+            f"{expected}, found one file of a checkpoint", fix=Fix("name the checkpoint's folder: {}", whole)
+        )
+    if kind := KINDS.get(path.suffix.lower()):
+        return UsageError(f"{expected}, found {kind.words}", fix=kind.fix_for(Path(text)))
+    if path.is_dir():
+        return _of_folder(text, path)
+    if path.is_file():
+        functions = _names_in(path, text) if path.suffix == ".py" else []
+        if len(functions) == 1:
+            return UnknownName(expected, text, functions)
+        return UsageError(
+            expected, fix=f"say which function: {', '.join(functions)}" if functions else EXPORT
+        )
+    if names := _names_like(text, folder):
+        return UnknownName(f"{text}: there is no such model: expected {MODEL_HELP}", text, names)
+    return UsageError(f"{text}: there is no such file: expected {MODEL_HELP}", fix=HOW)
+
+
+def _may_be_of_hub(text: str, path: Path) -> bool:
+    return OF_HUB.fullmatch(text) is not None and path.suffix not in KINDS and not path.parent.exists()
+
+
+def _of_folder(text: str, path: Path) -> UsageError:
+    names = sorted(file.name for file in path.iterdir())
+    models = [str(Path(text, name)) for name in names if name.endswith((".onnx", ".pt2"))]
+    message = f"{text}: expected a checkpoint of a language model in this folder, found no config.json"
+    if not names:
+        message = f"{text}: expected {MODEL_HELP}, found an empty folder"
+    if models:
+        return UsageError(message, fix=f"name the model: {', '.join(models)}")
+    if "saved_model.pb" in names:
+        onnx = path.with_suffix(".onnx").name
+        convert = quoted("python", "-m", "tf2onnx.convert", "--saved-model", text, "--output", onnx)
+        fix = Fix(f"convert it: {convert}; then {{}}", session("compile", onnx, "-o", "out"))
+        return UsageError(f"{text}: expected {MODEL_HELP}, found a SavedModel of TensorFlow", fix=fix)
+    return UsageError(message, fix="name a model; of a checkpoint, download or copy the whole folder")
+
+
+def _of_download(text: str) -> UsageError:
+    name = text.rstrip("/").rpartition("/")[2]
+    download = quoted("curl", "-LO", text)
+    if hub := OF_HUB.fullmatch(text):
+        name = hub["folder"]
+        download = quoted("hf", "download", hub["name"], "--local-dir", name)
+    then = session("compile", name, "-o", "out")
+    return UsageError(
+        f"{text}: expected a model on this machine, found a name to download",
+        fix=Fix(f"download it: {download}; then {{}}", then),
+    )
+
+
+def _names_like(text: str, folder: Path) -> list[str]:
+    """What may have been meant by a text that is no path of a model."""
+    if called := re.fullmatch(r"(.+\.py):+([A-Za-z_]\w*)(?:\(\))?", text):
+        return [f"{called[1]}:{called[2]}"]
+    parent = Path(text).parent
+    files = [path for path in (folder / parent).glob("*") if path.suffix in (".onnx", ".pt2", ".py")]
+    like = [path for path in files if path.stem == Path(text).name]
+    like = like or [path for path in files if path.name in get_close_matches(Path(text).name, [path.name])]
+    names = [name for path in like for name in _names_in(path, str(parent / path.name))]
+    if not names and (dotted := DOTTED_PATH.fullmatch(text)):
+        return [f"{dotted[1]}:{dotted[2]}"]
+    return names
+
+
+def _names_in(path: Path, text: str) -> list[str]:
+    """What MODEL is called that is in this file."""
+    if path.suffix != ".py":
+        return [text]
+    return [f"{text}:{name}" for name in FUNCTION.findall(path.read_text("utf-8", "replace"))]
