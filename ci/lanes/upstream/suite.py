@@ -111,7 +111,8 @@ class SuiteRequest:
 
     test: str
     """Empty: all."""
-    suite: Mapping[str, Metric]
+    row: Mapping[str, Metric]
+    """Of the suite, in the table of suites."""
     soc: str
     qnn: Mapping[str, str]
     runner: RunnerOrder
@@ -148,7 +149,7 @@ class SuiteKeyContext:
         return SuiteRequest(
             test=test,
             # The row of its suite says how a test is set up, and is in no module.
-            suite=suite.model_dump(mode="json", exclude={"command"}),
+            row=suite.model_dump(mode="json", exclude={"command"}),
             soc=self.soc,
             qnn=self.qnn,
             runner=self.runner.order,
