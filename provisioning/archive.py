@@ -35,6 +35,8 @@ from provisioning.base.progress import SILENT, Progress
 MOST_BYTES, MOST_MEMBERS = 64 << 30, 200_000
 MOST_WORKERS = 8
 LONGEST_TARGET = 1024
+DEEPEST = 100
+"""Folders in each other. Twenty are in the deepest SDK."""
 BLOCK = 256 << 10
 METHODS = (ZIP_STORED, ZIP_DEFLATED)
 """What zipfile reads besides takes any memory, and raises errors of its own."""
@@ -118,6 +120,9 @@ def _destination(archive: Path, member: ZipInfo, place: Callable[[str], str | No
     if member.compress_type not in METHODS:
         raise bad(archive, member.filename, "a stored or deflated member", f"method {member.compress_type}")
     to = place(member.filename)
+    depth = member.filename.count("/")
+    if depth > DEEPEST:
+        raise bad(archive, member.filename[:80], f"at most {DEEPEST} folders in each other", depth)
     if to and (reason := unsafe(to.removesuffix("/"))):
         raise bad(archive, member.filename, "a plain relative destination", f"{reason} in {to!r}")
     return to

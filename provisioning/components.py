@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import mmap
 import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from provisioning.base.commands import Fix, captured, quoted
+from provisioning.base.commands import Fix, interviewed, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import open_regular
 from provisioning.base.settings import user_path
@@ -149,11 +150,13 @@ def version_line(program: Path) -> tuple[str, str]:
     import subprocess
 
     try:
-        process = captured([program, "--version"], timeout=ANSWER_SECONDS)
+        process = interviewed([program, "--version"], ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
         return "", f"it gave no answer within {ANSWER_SECONDS:g} s"
     except OSError as error:
         return "", error.strerror or str(error)
+    if process.returncode == -signal.SIGXFSZ:
+        return "", "it prints without end"
     lines = process.stdout.splitlines()
     if lines and not process.returncode:
         return lines[0].strip(), ""

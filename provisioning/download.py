@@ -422,7 +422,11 @@ def open_session() -> requests.Session:
 
     import requests
 
+    from provisioning.base.slow_headers import Adapter
+
     session = requests.Session()
+    session.mount("http://", Adapter())
+    session.mount("https://", Adapter())
     session.headers["User-Agent"] = f"qnn-ci (python-requests/{requests.__version__})"
     session.max_redirects = 10
     session.hooks["response"].append(_stay_encrypted)

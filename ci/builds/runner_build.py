@@ -28,7 +28,7 @@ from ci.builds.toolchain import BuildTool, find_cmake, find_compiler, find_ninja
 from ci.diagnose.logs import causes
 from ci.work.results import NEW, CachedResult, CachedResults, Key, folder_digest
 from provisioning import elf
-from provisioning.base.commands import Fix, captured, session
+from provisioning.base.commands import Fix, interviewed, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.settings import (
@@ -369,7 +369,7 @@ def _kind(place: str) -> Literal["runner", "library"]:
 
 def _backends(runner: Path) -> list[Metric]:
     """The backends that the runner lists."""
-    result = captured([str(runner), "--version"], timeout=120)
+    result = interviewed([str(runner), "--version"], 120)
     backends = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
     if result.returncode != 0 or backends is None:
         raise CheckFailed(

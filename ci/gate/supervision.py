@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 
 from ci.report.collect import report_in
 from provisioning.base.commands import Fix
-from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
+from provisioning.base.errors import (
+    INTERNAL,
+    INTERRUPTED,
+    STOPPED,
+    TERMINATED,
+    EnvironmentLacking,
+    Terminated,
+)
 from provisioning.base.files import write_all
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     import subprocess
 
 LACKING = EnvironmentLacking.exit_code
-WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
+WORST_FIRST = (*STOPPED, INTERNAL, 2, LACKING, 4, 1)
 """The exit codes of a failed stage, the most informative first."""
 
 END_SECONDS = 3.0
@@ -82,9 +89,9 @@ def supervise(
         thread.start()
         try:
             return process.wait()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             _end(process)
-            return INTERRUPTED
+            return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
         finally:
             text.ends = time.monotonic() + LINGER
             thread.join()

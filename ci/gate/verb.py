@@ -1,6 +1,6 @@
 """`gate`: run the stages that decide a pull request, in order, each as its own process, and sum them up.
 
-The exit code is 130 if interrupted, else the stages' worst: 70 (an error of our own), 2 (usage),
+The exit code is 130 or 143 if interrupted, else the stages' worst: 70 (an error of our own), 2 (usage),
 3 (the environment lacks something, or a stage died), 4 (network or upstream), 1 (a check failed, and
 everything could be checked).
 """
@@ -24,7 +24,7 @@ from ci.report.summary import command, conclusion, github_annotations, stage_lin
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, repeatable
 from provisioning.base.commands import Fix, repeated, session
-from provisioning.base.errors import INTERRUPTED, UsageError
+from provisioning.base.errors import STOPPED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.progress import at_work
 from provisioning.base.rendering import LOG, rendered, summary_of, verdict, wants_colour, write
@@ -169,7 +169,7 @@ def run_stages(
         if stage.name not in names:
             reason = "left out by --only or --skip"
             result = StageResult(did_not_run(stage.name, reason, call, due=False))
-        elif any(result.code == INTERRUPTED for result in results.values()):
+        elif any(result.code in STOPPED for result in results.values()):
             result = StageResult(did_not_run(stage.name, "the gate was interrupted", call))
         elif failed:
             reason = f"needs {' and '.join(failed)}, which did not pass"
@@ -222,7 +222,7 @@ def interpreter_of(stage: GateStage) -> str:
 def judge(
     stage: GateStage, code: int, selection: Selection, duration: float, command_line: str
 ) -> StageResult:
-    if code == INTERRUPTED:
+    if code in STOPPED:
         return StageResult(did_not_run(stage.name, f"{stage.name} was interrupted", command_line), code)
     stage_run = StageRun(stage.name, selection.profile, selection.target, command_line)
     stand_in = replace(stage_run.finish(Outcome.ERROR, provisional=True), seconds=duration)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ci.work.outcome import how_it_ended, of_ending, tail
 from ci.work.request import File, irrelevant
-from provisioning.base.commands import Fix, captured, session
+from provisioning.base.commands import Fix, interviewed, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.base.stage_run import require_stage
@@ -63,7 +63,7 @@ class Runner:
     @classmethod
     def at(cls, path: Path) -> Runner:
         """The runner in this file, which lists its flags. Raises EnvironmentLacking if it does not start."""
-        process = captured([str(path), "--help"], timeout=60)
+        process = interviewed([str(path), "--help"], 60)
         dialects = [dialect for dialect in (OURS, EXECUTORCHS) if dialect.figures in process.stdout]
         if not dialects:
             words = "; ".join((process.stderr or process.stdout).strip().splitlines()[-2:])
@@ -190,6 +190,6 @@ def _is_of_another(executorch: Executorch) -> bool:
     runner = executorch.runner(DIST)
     if not runner.is_file() or executorch.build is not None:
         return True
-    printed = captured([str(runner), "--version"], timeout=60).stdout
+    printed = interviewed([str(runner), "--version"], 60).stdout
     linked = re.search(r"for ExecuTorch (\S+)", printed)
     return linked is None or linked[1] != importlib.import_module("executorch.version").__version__

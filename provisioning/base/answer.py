@@ -21,6 +21,7 @@ from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import (
     INTERNAL,
     INTERRUPTED,
+    TERMINATED,
     CheckFailed,
     EnvironmentLacking,
     ToolkitError,
@@ -46,6 +47,7 @@ OUTCOMES: dict[int, Any] = {
     UpstreamError.exit_code: "upstream",
     INTERNAL: "internal",
     INTERRUPTED: "interrupted",
+    TERMINATED: "interrupted",
 }
 """By exit code."""
 

@@ -23,7 +23,9 @@ from provisioning.base.commands import session as quoted_session
 from provisioning.base.errors import (
     INTERNAL,
     INTERRUPTED,
+    TERMINATED,
     EnvironmentLacking,
+    Terminated,
     ToolkitError,
     UnknownName,
     UsageError,
@@ -289,12 +291,12 @@ def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None)
             sys.stderr.write(error.output)
         show_error(error)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         # Else Python ends by SIGINT where this met code that is made from text, as a dataclass is.
         exec("")  # noqa: S102
         if not sys.stderr.isatty():
             sys.stderr.write("interrupted\n")
-        return INTERRUPTED
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except BrokenPipeError:
         # Without a verdict this is no pass. The interpreter flushes stdout at its end, so give it a target.
         drop_output(sys.stdout)
@@ -344,10 +346,10 @@ def termination_as_interrupt() -> Iterator[None]:
     """SIGTERM ends the work as Ctrl-C does: children end too, and the report is written. A terminal is told
     at once, since that takes seconds."""
 
-    def interrupt(*_: object) -> None:
+    def interrupt(number: int, _frame: object) -> None:
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), b"\ninterrupted: ending what runs\n")
-        raise KeyboardInterrupt
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

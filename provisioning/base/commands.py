@@ -171,3 +171,37 @@ def captured(command: Sequence[str | Path], **more: Any) -> subprocess.Completed
     stdin = {} if "input" in more else {"stdin": subprocess.DEVNULL}
     settings = {"errors": "replace", **stdin, **more}
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+
+
+MOST_OUTPUT = 16 << 20
+
+
+def interviewed(
+    command: Sequence[str | Path], seconds: float, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program for the few lines that it says of itself.
+
+    The system ends a program that prints more than 16 MiB. Raises TimeoutExpired."""
+    import resource
+    import subprocess
+    import tempfile
+
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_OUTPUT, MOST_OUTPUT))
+
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            timeout=seconds,
+            check=False,
+            preexec_fn=limit_files,
+            **more,
+        )
+        texts = []
+        for stream in (output, errors):
+            stream.seek(0)
+            texts.append(stream.read(MOST_OUTPUT).decode("utf-8", "replace"))
+    return subprocess.CompletedProcess(process.args, process.returncode, *texts)

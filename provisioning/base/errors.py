@@ -8,8 +8,13 @@ from pathlib import Path
 INTERNAL = 70
 """An error of our own: a crash, as sysexits.h numbers it."""
 
-INTERRUPTED = 130
-"""Interrupted by the user or by the job's cancellation, as shells number it."""
+INTERRUPTED, TERMINATED = 130, 143
+"""Ended by Ctrl-C, and by SIGTERM as a job's cancellation sends it; as shells number them."""
+STOPPED = (INTERRUPTED, TERMINATED)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the work ends as after Ctrl-C, and with another exit code."""
 
 
 class ToolkitError(Exception):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from provisioning.base.commands import Fix
+from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import EnvironmentLacking, UsageError
 
 if TYPE_CHECKING:
@@ -77,6 +77,18 @@ def repository_of(suite: Path) -> Path:
     folder = suite.absolute().parent
     around = (folder, *folder.parents)
     return next((parent for parent in around if (parent / ".git").exists()), folder)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder if it is there, however deep: shutil.rmtree recurses, and fails at 1,000 levels."""
+    import subprocess
+
+    command = ["rm", "-rf", "--", str(path)]
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if process.returncode:
+        raise EnvironmentLacking(
+            f"{path} cannot be removed: {process.stderr.strip()[-300:]}", fix=quoted("rm", "-rf", path)
+        )
 
 
 def empty_folder(path: Path) -> Path:

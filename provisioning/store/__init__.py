@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from provisioning.base.files import (
     IN_THE_WAY,
     disk_error,
     mutex,
+    remove_folder,
     replace_text,
 )
 from provisioning.base.progress import SILENT, Progress
@@ -152,12 +152,14 @@ class Store(Trees):
                 self.locks / "store.lock", progress, "waiting for another process that changes the store"
             ):
                 # What a killed process left there is no work of anybody.
-                shutil.rmtree(self.staging, ignore_errors=True)
+                remove_folder(self.staging)
                 self.staging.mkdir()
                 try:
                     yield self.staging
                 finally:
-                    shutil.rmtree(self.staging, ignore_errors=True)
+                    # What stays, the next change removes.
+                    with contextlib.suppress(EnvironmentLacking):
+                        remove_folder(self.staging)
 
     def _commit(self, assembly: Assembly, before: Tree | None) -> Tree:
         """Make a tree and put it in the place of `before`, unless that is the same."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning import licences
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
 from provisioning.base.files import TreeFile
@@ -50,12 +51,15 @@ class Assembly:
         parts = parts_for(self.component, self.targets)
         if not parts:
             raise UsageError(f"{self.name} has nothing for this target", fix="choose another --target")
-        origins, files = zip(*map(self._unpack, parts), strict=True)
-        items = self._compose(files)
         try:
+            origins, files = zip(*map(self._unpack, parts), strict=True)
+            items = self._compose(files)
             self._check_identity()
-        except IntegrityError:
-            self._forget(parts)
+        except IntegrityError as error:
+            if self._forget(parts):
+                flags = licences.flags(self.store.path, [self.component])
+                again = ("provision", "--component", self.name, *flags)
+                error.fix = Fix("{}; what was downloaded is forgotten; to try again: {}", error.fix, again)
             raise
         if text := sdk_yaml(self.name, self.component, origins, items):
             path = self.staging / "tree" / "sdk.yaml"
@@ -140,11 +144,14 @@ class Assembly:
                 fix="fetch it from its vendor: unset QNN_CI_MIRROR",
             )
 
-    def _forget(self, parts: Sequence[Part]) -> None:
-        """Remove what was downloaded on trust: it has no hash, so it would be used again."""
-        for part in parts:
-            if part.source.pin is None and (download := self.store.download_of(part)) is not None:
+    def _forget(self, parts: Sequence[Part]) -> bool:
+        """Remove what was downloaded on trust, and say whether there was any: without a hash it would be used
+        again."""
+        downloads = [self.store.download_of(part) for part in parts if part.source.pin is None]
+        for download in downloads:
+            if download is not None and download.is_file():
                 download.unlink()
+        return any(downloads)
 
 
 def _of_another_build(root: Path, component: Component) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from provisioning.base.files import hash_file
 from provisioning.base.progress import Progress
+from provisioning.store.inventory import walk
 from provisioning.store.trees import Tree, Trees, claim
 
 OUTPUT_LOCKS = "output-*"
@@ -117,7 +118,7 @@ def _size(path: Path) -> int:
     """0 of what another process removes meanwhile: a dry run keeps nobody from changing the store."""
     try:
         if path.is_dir() and not path.is_symlink():
-            return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+            return sum((path / file).lstat().st_size for file, is_folder in walk(path) if not is_folder)
         return path.lstat().st_size
     except FileNotFoundError:
         return 0

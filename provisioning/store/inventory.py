@@ -114,7 +114,7 @@ def differences(root: Path, items: Sequence[TreeFile]) -> list[Difference]:
     folders = {folder for path in items_by_path for folder in _parents(path)}
     different = [
         Difference(path, "extra", "nothing", "a directory" if is_folder else "a file or link")
-        for path, is_folder in _walk(root)
+        for path, is_folder in walk(root)
         if path not in items_by_path and not (is_folder and path in folders)
     ]
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
@@ -148,18 +148,24 @@ def difference(root: Path, item: TreeFile, *, content: bool = True) -> Differenc
     return None
 
 
-def _walk(root: Path, below: str = "") -> Iterator[tuple[str, bool]]:
-    try:
-        with os.scandir(root / below) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                path = below + entry.name
-                is_folder = entry.is_dir(follow_symlinks=False)
-                yield path, is_folder
-                if is_folder:
-                    yield from _walk(root, f"{path}/")
-    except (FileNotFoundError, PermissionError, NotADirectoryError):
-        # Items below that cannot be read are reported as missing or changed, one by one.
-        return
+def walk(root: Path) -> Iterator[tuple[str, bool]]:
+    """Every path below `root`, and whether it is a folder.
+
+    It does not recurse, because somebody may have put a thousand folders in each other there."""
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        try:
+            with os.scandir(f"{root}/{below}") as entries:
+                for entry in entries:
+                    path = below + entry.name
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    yield path, is_folder
+                    if is_folder:
+                        folders.append(f"{path}/")
+        except OSError:
+            # Items below that cannot be read are reported as missing or changed, one by one.
+            continue
 
 
 def _parents(path: str) -> list[str]:

@@ -36,20 +36,15 @@ class Answer:
 def ask(
     soc: str, variables: Mapping[str, str], interpreter: str = sys.executable, seconds: float = _SECONDS
 ) -> Answer:
+    # Late: as a script this module has none of our packages.
+    from provisioning.base.commands import interviewed
+
+    command = [interpreter, str(Path(__file__).resolve()), soc]
     try:
-        process = subprocess.run(
-            [interpreter, str(Path(__file__).resolve()), soc],
-            env=dict(variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
+        process = interviewed(command, seconds, env=dict(variables))
     except subprocess.TimeoutExpired:
         return Answer("backend", detail=f"no answer within {seconds:g} s", interpreter=interpreter)
-    return understand(process.stdout, process.returncode, interpreter)
+    return understand(f"{process.stdout}\n{process.stderr}", process.returncode, interpreter)
 
 
 def understand(output: str, status: int, interpreter: str) -> Answer:

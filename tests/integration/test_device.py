@@ -180,6 +180,6 @@ def test_an_interrupted_run_ends_the_runner_and_a_second_run_meanwhile_is_refuse
             time.sleep(0.05)
         second = linux.run("--push-only", into=tmp_path / "second")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=60) == 143
     assert gone(int(pid_file.read_text(encoding="utf-8")))
     assert (second.returncode, f"process {process.pid}," in second.stderr) == (3, True)

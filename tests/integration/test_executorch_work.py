@@ -322,7 +322,7 @@ def test_asked_to_end_it_ends_what_it_runs_and_says_so(
     monkeypatch.setattr(stage, "ready_runner", ended)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        assert main("python -m ci", "", VERBS, ["test_emulator", "--reports", str(tmp_path)]) == 130
+        assert main("python -m ci", "", VERBS, ["test_emulator", "--reports", str(tmp_path)]) == 143
     finally:
         signal.signal(signal.SIGTERM, before)
     (finding,) = Report.read(tmp_path / "test_emulator.json").findings

@@ -177,7 +177,7 @@ def test_an_interrupt_ends_the_signer_and_leaves_nothing(world: World, python: s
         while not list((world.hexagon / "runs").glob("*.json")) and time.monotonic() < until:
             time.sleep(0.05)
         child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=60) == 130
+        assert child.wait(timeout=60) == 143
     finally:
         child.kill()
         child.wait()

@@ -36,6 +36,8 @@ class Reply:
     pause: float = 0.0
     """Seconds between chunks of the body."""
     chunk: int = CHUNK
+    drip: float = 0.0
+    """Seconds between the bytes of a header that never ends."""
     chunked: bool = False
     """Transfer-Encoding: chunked, and so no Content-Length."""
     fresh_body: bytes | None = None
@@ -174,6 +176,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response_only(status)
         for name, value in out.items():
             self.send_header(name, value)
+        if reply.drip:
+            self.flush_headers()
+            self._drip(reply.drip)
+            return
         self.end_headers()
         self._send(body, first, end, reply)
 
@@ -184,6 +190,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(reply.body or b"")), **reply.headers}.items():
             self.send_header(name, value)
         self.end_headers()
+
+    def _drip(self, seconds: float) -> None:
+        """Send the bytes of a header until the client hangs up."""
+        self.close_connection = True
+        self.wfile.write(b"X-Slow: ")
+        while True:
+            self.wfile.write(b"x")
+            self.owner.wait_for_closing(seconds)
 
     def _range(self, reply: Reply, headers: Mapping[str, str], whole: int) -> tuple[int, int]:
         match = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))

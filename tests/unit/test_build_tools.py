@@ -62,3 +62,8 @@ def test_a_compiler_that_does_not_answer_is_passed_over_where_another_one_does(t
     program(tmp_path / "bin", "g++", "g++ 12", code=1)
     other = program(tmp_path / "bin", "clang++", "clang 17")
     assert find_compiler(path_of(tmp_path / "bin")).path == other
+
+
+def test_a_compiler_that_prints_without_end_is_ended(tmp_path: Path) -> None:
+    endless = script(tmp_path / "clang++", "exec yes")
+    assert components.version_line(endless) == ("", "it prints without end")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,6 +112,14 @@ def test_the_process_ends_with_130_too_wherever_the_interrupt_met_it(tmp_path: P
     (tmp_path / "interrupted.py").write_text(script)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     assert captured([sys.executable, "-m", "interrupted"], env=environ).returncode == 130
+
+
+def test_sigterm_ends_with_143() -> None:
+    def work() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    assert guarded(work, debug=False) == 143
 
 
 def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None:

@@ -298,13 +298,19 @@ ARCHIVES = {
     "garbage for data": build(Item("a.so", raw=b"\xff" * 40)),
     "a bomb": build(*(Item(f"{n}.so", raw=deflated(b""), size=0xFFFF_FFF0) for n in range(20))),
     "too many members": many_entries(200_001),
+    "folders in each other": build(Item("d/" * 1500 + "a.so")),
     "cut": build(Item("a.so"))[:-9],
 }
 
 BEFORE_WRITING = {
     *("absolute name", "parent at the start", "empty part", "empty name", "backslashes up"),
     *("a name that is a command", "page of a web server", "a bomb", "too many members", "cut"),
-    *("another compression", "another one that is damaged", "a name that ends at a NUL"),
+    *(
+        "folders in each other",
+        "another compression",
+        "another one that is damaged",
+        "a name that ends at a NUL",
+    ),
 }
 
 

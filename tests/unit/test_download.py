@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_address
@@ -242,6 +243,14 @@ def test_a_server_that_sends_next_to_nothing_is_given_up(into: Path, patience: P
     with FileServer(BODY, usual=slow) as server, pytest.raises(UpstreamError):
         fetch(server.url(), into, sha256=SHA, size=None, patience=impatient)
     assert into.with_name(into.name + ".part").stat().st_size < HALF
+
+
+def test_a_server_whose_headers_drip_is_given_up(into: Path, patience: Patience) -> None:
+    impatient = replace(patience, stall_timeout=0.4)
+    start = time.monotonic()
+    with FileServer(BODY, usual=Reply(drip=0.05)) as server, pytest.raises(UpstreamError, match="headers"):
+        fetch(server.url(), into, sha256=SHA, size=None, patience=impatient)
+    assert time.monotonic() - start < 5
 
 
 def test_a_redirect_to_a_file_is_the_server_s_fault(into: Path, patience: Patience) -> None:

@@ -23,7 +23,7 @@ from provisioning.base.errors import (
 )
 from provisioning.manifest import Component
 from provisioning.store import EVERYTHING, Store
-from tests.support.http_server import FileServer
+from tests.support.http_server import FileServer, Reply
 from tests.support.sdk_archives import component, sdk_zip, write_zip
 
 HOST = frozenset({"x86_64-linux"})
@@ -226,6 +226,26 @@ def test_an_archive_with_nothing_of_what_the_manifest_places_makes_no_tree(house
     with pytest.raises(IntegrityError, match="expected members below 'another/'"):
         house.store.provision("qnn-sdk", Component.model_validate(data, strict=False))
     assert house.store.trees() == []
+
+
+def test_an_archive_of_folders_in_each_other_leaves_a_store_that_works_later(house: House) -> None:
+    deep = write_zip(house.archive.with_name("deep.zip"), {"d/" * 1500 + "a.so": b"x"})
+    with FileServer(deep) as server, pytest.raises(IntegrityError):
+        house.store.provision("qnn-sdk", component(server.url("/deep.zip"), deep))
+    folder = house.store.staging
+    for _ in range(1500):
+        folder /= "d"
+        folder.mkdir(parents=True)
+    assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
+
+
+def test_a_page_in_place_of_an_sdk_without_a_hash_is_forgotten(house: House, tmp_path: Path) -> None:
+    house.server.script(Reply(body=b"<p>sign in</p>"))
+    unpinned = component(house.server.url("/v2.37.zip"))
+    with pytest.raises(IntegrityError) as refused:
+        house.store.provision("qnn-sdk", unpinned, trust_first_download=True)
+    assert "--trust-first-download" in refused.value.fix
+    assert house.store.provision("qnn-sdk", unpinned, trust_first_download=True).root.is_dir()
 
 
 def test_a_failed_download_leaves_a_store_that_works_later(house: House) -> None:

@@ -183,3 +183,19 @@ def test_of_a_suite_that_cannot_be_read_one_lane_is_left_to_say_what_is_wrong(tm
     assert lanes_of(written(tmp_path)) == ("executorch", "onnx", "llm")
     (lane,) = lanes_of(written(tmp_path, "schema = ["))
     assert lane in lanes()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param("x = " + "[" * 5000 + "]" * 5000, id="arrays"),
+        pytest.param(".".join(["x"] * 3000) + " = 1", id="tables"),
+        pytest.param("x = " + "9" * 6000, id="digits"),
+        pytest.param("x = 0x" + "f" * 6000, id="hexadecimal digits"),
+    ],
+)
+def test_a_suite_too_deep_or_too_large_for_a_reader_is_one_line(tmp_path: Path, value: str) -> None:
+    (path := tmp_path / "suite.toml").write_text(f"{value}\n{THREE}")
+    with pytest.raises(ManifestError) as refused:
+        EXECUTORCH.programs_of(path)
+    assert len(refused.value.message.splitlines()) == 1
