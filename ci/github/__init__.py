@@ -19,6 +19,7 @@ PARTS = {
     "place": ("setup", "print where the store of this selection is, and the key of its cache"),
     "setup": ("setup", "provision the selection, and export its environment to later steps"),
     "stage": ("run_stage", "run a session, then annotate the change and summarise the job from its report"),
+    "verdict": ("verdict", "say whether each planned job and program has passed in a report of this run"),
     "changes": (
         "comment",
         "write what became worse in a pull request, from the jobs' reports, for `comment`",

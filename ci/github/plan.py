@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.matrix import configure, matrix_for
-from ci.github.run_stage import set_outputs, summarise, variables_of
+from ci.github.run_stage import OF_A_VERB, set_outputs, summarise, variables_of
+from ci.github.verdict import Planned, PlannedJob
+from ci.report.collect import GATE
 from ci.report.page import cell
+from ci.suite.programs import Suites
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import captured, repeated
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.foreign import in_line
+from provisioning.base.selection import chip_named
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
+from provisioning.base.stage_run import RUN
 
 OCCASIONS = ("gate", "nightly")
 EXECUTORCH = "executorch"
@@ -140,9 +146,42 @@ def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    outputs = {"jobs": json.dumps(jobs), "artifacts": begin}
-    set_outputs(outputs, environ)
+    planned = Planned(
+        environ.get(RUN, ""),
+        {str(job["name"]): PlannedJob(str(job["artifact"]), report_of(job)) for job in jobs},
+        programs_of(choice.values(), occasion, caller),
+    )
+    set_outputs({"jobs": json.dumps(jobs), "artifacts": begin, "planned": planned.packed()}, environ)
     return 0
+
+
+def report_of(job: Mapping[str, object]) -> str:
+    """The stage whose report says how a job of the matrix ended."""
+    stage, arguments = str(job["stage"]), str(job["arguments"])
+    return arguments.partition(" ")[0] if stage in OF_A_VERB else stage
+
+
+def programs_of(rows: Iterable[CiJob], occasion: str, caller: Caller) -> dict[str, list[str]]:
+    """By stage: the programs that the rows' jobs have to come to a verdict on."""
+    programs: dict[str, list[str]] = {}
+    for row in rows:
+        if row.suite:
+            tags = tags_of(occasion, caller)
+            stages = lanes()[EXECUTORCH].stages if row.stage == GATE else (row.stage,)
+            programs |= dict.fromkeys(stages, names_of(EXECUTORCH, caller.suites, tags, caller))
+        elif suites := caller.suites_of(row):
+            lane = next(name for name, fields in lanes().items() if row.stage in fields.stages)
+            programs[row.stage] = names_of(lane, suites, caller.tags, caller)
+    return programs
+
+
+def names_of(lane: str, suites: Sequence[str], tags: Sequence[str], caller: Caller) -> list[str]:
+    """Of the programs that a stage of this lane chooses, as it chooses them."""
+    form: Suites = importlib.import_module(f"ci.lanes.{lane}.suite").SUITES
+    socs = [chip_named(soc) for soc in caller.socs.split(",") if soc]
+    files = [caller.source / suite for suite in suites]
+    programs = form.choose(form.all_programs(files, socs, profile=caller.profile), tags=tags)
+    return [program.name for program in programs]
 
 
 def caller_of(environ: Mapping[str, str]) -> Caller:
@@ -323,9 +362,12 @@ def artifact_name(*parts: str) -> str:
 
 
 def suite_flags(occasion: str, caller: Caller) -> list[str]:
+    return _flags_of(caller.suites, tags_of(occasion, caller))
+
+
+def tags_of(occasion: str, caller: Caller) -> tuple[str, ...]:
     """A caller's suite runs in full, unless it names tags; of ours a pull request runs the quick programs."""
-    tags = caller.tags or (("pr",) if occasion == "gate" and not caller.suites else ())
-    return _flags_of(caller.suites, tags)
+    return caller.tags or (("pr",) if occasion == "gate" and not caller.suites else ())
 
 
 def _flags_of(suites: Sequence[str], tags: Sequence[str]) -> list[str]:

@@ -62,7 +62,7 @@ def append(variable: str, text: str, environ: Mapping[str, str]) -> None:
 
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "env"})
-"""Sessions that write no report."""
+"""Sessions that write no report: theirs is made from their exit code."""
 
 OF_A_VERB = frozenset({"lab"})
 """Sessions whose first argument is the verb, which writes the report."""
@@ -75,8 +75,6 @@ SECRETS = ("HF_TOKEN", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 ANNOTATE_THEMSELVES = frozenset({"gate", "report"})
 """Sessions that write annotations and a summary themselves."""
-
-SILENT = WITHOUT_REPORT | ANNOTATE_THEMSELVES
 
 
 def stage(environ: Mapping[str, str]) -> int:
@@ -125,7 +123,7 @@ def stage(environ: Mapping[str, str]) -> int:
         places = Places.of(report.command)
         report = replace(report, findings=tuple(map(places.located, report.findings)))
     report = cleaned(report, started_in.absolute())
-    if stage not in SILENT:
+    if stage not in ANNOTATE_THEMSELVES:
         report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
         report.write(reports)
     if stage not in ANNOTATE_THEMSELVES:

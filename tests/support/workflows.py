@@ -39,7 +39,7 @@ STEPS: dict[str, list[Yaml]] = {
 
 
 OUTPUTS_OF_PARTS = {
-    "plan": {"jobs", "artifacts"},
+    "plan": {"jobs", "artifacts", "planned"},
     "place": {"store", "key", "cacheable"},
     "setup": {"sdk-root", "ndk-root", "version", "repaired"},
     "stage": {"outcome", "report", "artifact"},

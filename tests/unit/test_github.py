@@ -18,6 +18,7 @@ from ci.gate import verb as gate_verb
 from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup
 from ci.github.run_stage import stage
+from ci.github.verdict import unpacked
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Outcome, Report, Severity
@@ -136,6 +137,32 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
     assert rows <= {"validate", "lowering", "emulator", "programs", "onnx"}
 
 
+@pytest.mark.parametrize(
+    ("inputs", "programs"),
+    [
+        ({"SUITE": BOTH}, {
+            "test_lowering": ["net/8a8w/SM8650"], "test_emulator": ["net/8a8w/SM8650"],
+            "test_onnx": ["net/8a8w/SM8650"],
+        }),
+        ({"SUITE": ONNX, "SOC": "SM8550,8-elite", "STAGES": "onnx"}, {
+            "test_onnx": ["net/8a8w/SM8550", "net/8a8w/SM8750"],
+        }),
+        ({"TAGS": "pr", "STAGES": "lowering"}, {"test_lowering": ["one/fp16/SM8650"]}),
+        ({"SUITE": ""}, {}),
+    ],
+)  # fmt: skip
+def test_the_plan_names_each_program_that_the_verdict_waits_for(
+    adopter: dict[str, str], inputs: dict[str, str], programs: dict[str, list[str]]
+) -> None:
+    environ = {**adopter, "QNN_CI_RUN": "7.1", **{f"QNN_CI_{name}": value for name, value in inputs.items()}}
+    jobs = planned(environ)
+    result = unpacked(pairs(Path(environ["GITHUB_OUTPUT"]))["planned"])
+    assert result.programs == programs and result.run == "7.1"
+    assert {name: job.artifact for name, job in result.jobs.items()} == {
+        job["name"]: job["artifact"] for job in jobs
+    }
+
+
 def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: dict[str, str]) -> None:
     names = [f"{stage} {shard}/4" for stage in ("lowering", "emulator") for shard in range(1, 5)]
     assert [job["name"] for job in planned(adopter, split)] == ["validate", *names]
@@ -152,7 +179,9 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_of_their_own(
     many = [f"{'long' * 20}-{number}.toml" for number in range(6)]
     for name in ("a/models.toml", "b/models.toml", *many):
         (source / name).parent.mkdir(exist_ok=True)
-        shutil.copy(source / MODELS, source / name)
+        # No two suites of a call may have a program of one name.
+        text = (source / MODELS).read_text().replace("case.", f"case.{Path(name).stem}-")
+        (source / name).write_text(text)
     calls = [
         ("TAGS", ""), ("SOC", "SM8650"), ("SOC", "SM8750"), ("TAGS", "pr"), ("STAGES", "lowering"),
         ("GATE_REQUIREMENTS", "r.txt"), ("RUNS_ON", '["self-hosted"]'), ("PREPARE", "make"),
@@ -406,6 +435,14 @@ def test_another_repository_is_told_what_to_type_where_only_qnn_ci_is(
     if spelled := seen.get(SPELLED_INSTALLED):
         monkeypatch.setenv(SPELLED_INSTALLED, spelled)
     assert session("validate").startswith("qnn-ci ") == installed
+
+
+@pytest.mark.parametrize(("text", "outcome"), [("", Outcome.PASS), ("exit 1", Outcome.ERROR)])
+def test_a_session_without_a_report_gets_one_for_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, outcome: Outcome
+) -> None:
+    run_stage(tmp_path, monkeypatch, text, QNN_CI_STAGE="tests")
+    assert Report.read(tmp_path / "reports/tests.json").outcome is outcome
 
 
 def test_a_verb_of_the_laboratory_passes_by_its_own_report(

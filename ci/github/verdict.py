@@ -1,0 +1,152 @@
+"""The verdict of a run of gate.yml: each planned job and program has passed in a report of this run.
+
+A job's light alone is worth nothing: what overwrote its tools, or ended it early, may have left it green.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.github.run_stage import annotate
+from ci.report.collect import report_in, rows_of
+from ci.work.plain import as_json, read
+from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
+from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.foreign import in_line
+from provisioning.base.rendering import plural
+from provisioning.base.rendering import verdict as verdict_of
+from provisioning.base.stage_run import RUN, StageRun
+
+MISSING, RED = "verdict-missing", "verdict-red"
+SUCCESS = "success"
+MOST_BYTES = 64 << 20
+"""Of the plan, unpacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    artifact: str
+    """The one that it uploads its reports in."""
+    report: str
+    """The stage whose report has the outcome of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    run: str
+    """The run and the attempt that the plan was made in, as RUN names them in reports."""
+    jobs: Mapping[str, PlannedJob]
+    programs: Mapping[str, Sequence[str]]
+    """By stage: the programs that its reports must have, whichever job each is in."""
+
+    def packed(self) -> str:
+        """For a variable of a step: Linux takes at most 128 kB in one."""
+        import json
+
+        return base64.b64encode(zlib.compress(json.dumps(as_json(self)).encode(), 9)).decode()
+
+
+def unpacked(text: str) -> Planned:
+    import json
+
+    try:
+        inflating = zlib.decompressobj()
+        content = inflating.decompress(base64.b64decode(text), MOST_BYTES)
+        return read(Planned, json.loads(content))
+    except (ValueError, zlib.error) as error:
+        raise UsageError(
+            f"QNN_CI_PLANNED is no plan: {in_line(str(error))[:200]}", fix="give it the output of plan"
+        ) from error
+
+
+def verdict(environ: Mapping[str, str]) -> int:
+    """Read QNN_CI_PLAN and QNN_CI_JOBS (how the job plan and all others ended, in GitHub's words),
+    QNN_CI_PLANNED (what plan put out) and QNN_CI_REPORTS (the folder with the artifacts of all jobs)."""
+    stage = StageRun("verdict", "", "", "gate.yml")
+    ended, lights = environ.get("QNN_CI_PLAN", ""), environ.get("QNN_CI_JOBS", "")
+    if ended != SUCCESS:
+        raise CheckFailed(
+            f"the job plan ended with {in_line(ended) or 'nothing'}: nothing was checked",
+            fix="read the log of plan, then choose `Re-run all jobs`",
+        )
+    planned = unpacked(environ.get("QNN_CI_PLANNED", ""))
+    folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", ""))
+    for rule, subject, message, fix in problems(planned, folder, environ.get(RUN, "")):
+        stage.add(rule, Severity.ERROR, subject, message, fix)
+    if lights != SUCCESS and not stage.findings:
+        message = f"all reports are green, and GitHub says that the jobs ended with {in_line(lights)}"
+        stage.add(RED, Severity.ERROR, "jobs", message, "read the log of the job that is red")
+    report = stage.finish()
+    for finding in report.findings:
+        sys.stdout.write(f"{in_line(finding.subject)}: {in_line(finding.message)}\n")
+    annotate(report, environ)
+    programs = sum(map(len, planned.programs.values()))
+    counts = f"{plural(len(planned.jobs), 'job')} and {plural(programs, 'verdict')} on programs were planned"
+    sys.stdout.write(f"{counts}: {len(report.findings) or 'no'} problems\n")
+    return exit_code_of(good=report.outcome is Outcome.PASS)
+
+
+Problem = tuple[str, str, str, str]
+"""Rule, subject, message and fix of a finding."""
+
+
+def problems(planned: Planned, folder: Path, run: str) -> Iterator[Problem]:
+    """`folder` has a folder for each artifact. `run` is the run and the attempt that the verdict is given in:
+    after `Re-run failed jobs` it is later than the plan's."""
+    own: dict[str, list[Report]] = {}
+    for name, job in planned.jobs.items():
+        try:
+            report = report_in(folder / job.artifact / f"{job.report}.json")
+        except FileNotFoundError:
+            message = f"uploaded no report of {job.report}: it did not start, or died before its end"
+            yield MISSING, name, message, "read its log, then choose `Re-run all jobs`"
+            continue
+        except (OSError, ValueError) as error:
+            yield MISSING, name, f"its report of {job.report} cannot be read: {error}", "read its log"
+            continue
+        if not is_of_run(report.run, planned.run, run):
+            message = f"its report is of the run {report.run or 'of no name'}, and this is {run}"
+            yield MISSING, name, message, "choose `Re-run all jobs`"
+            continue
+        if report.outcome is not Outcome.PASS:
+            yield RED, name, f"its report of {job.report} says {verdict_of(report)}", "read its findings"
+        for stage in planned.programs:
+            if (other := _report_beside(folder / job.artifact, stage)) and other.run == report.run:
+                own.setdefault(stage, []).append(other)
+    for stage, names in planned.programs.items():
+        rows: dict[str, bool] = {}
+        for report in own.get(stage, ()):
+            for name, row in rows_of(report, "programs").items():
+                rows[name] = rows.get(name, True) and row.passed
+        for name in names:
+            if name not in rows:
+                message = f"was planned for {stage}, and is in no report of this run"
+                yield MISSING, name, message, "read the findings of its job"
+            elif not rows[name]:
+                yield RED, name, f"did not pass {stage}", "read its findings in the report of its job"
+
+
+def _report_beside(folder: Path, stage: str) -> Report | None:
+    """None where the job has none of this stage, or none that can be read: its programs are missing then."""
+    try:
+        return report_in(folder / f"{stage}.json")
+    except (OSError, ValueError):
+        return None
+
+
+_RUN = re.compile(r"([0-9]+)\.([0-9]+)")
+
+
+def is_of_run(text: str, plan: str, now: str) -> bool:
+    """Whether a report is of the plan's run, of an attempt from the plan's to this one."""
+    names = [_RUN.fullmatch(name) for name in (text, plan, now)]
+    if not all(names):
+        return False
+    (own, attempt), (planned, first), (this, last) = (match.groups() for match in names if match)
+    return own == planned == this and int(first) <= int(attempt) <= int(last)
