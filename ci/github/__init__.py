@@ -10,16 +10,19 @@ import argparse
 
 EXAMPLES = """\
   python -m ci github plan
-  QNN_CI_TARGETS=x86_64-linux python -m ci github place
+  QNN_CI_TARGETS=x86_64-linux python -m ci github setup
   QNN_CI_STAGE=validate python -m ci github stage
 """
 
 PARTS = {
     "plan": ("plan", "choose the rows of manifests/gate.toml for a change, as the matrix of gate.yml"),
-    "place": ("setup", "print where the store of this selection is, and the key of its cache"),
     "setup": ("setup", "provision the selection, and export its environment to later steps"),
     "stage": ("run_stage", "run a session, then annotate the change and summarise the job from its report"),
     "verdict": ("verdict", "say whether each planned job and program has passed in a report of this run"),
+    "find_results": ("results", "name the cached results that the default branch saved last"),
+    "take_results": ("results", "put restored results into the store, if they are those"),
+    "give_results": ("results", "write the results that this job used, for the job that saves"),
+    "collect_results": ("results", "check what all jobs used, and write it for GitHub's cache"),
     "changes": (
         "comment",
         "write what became worse in a pull request, from the jobs' reports, for `comment`",

@@ -1,11 +1,7 @@
-"""The parts of setup-qnn: where the store is, with its cache's key; then what it lacks, and its variables."""
+"""Provision what setup-qnn selects, and export its environment to later steps."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,7 +18,6 @@ from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_SOC,
     DEFAULT_TARGET,
-    MANIFESTS,
     ROOT,
     Selection,
     dist_path,
@@ -30,9 +25,6 @@ from provisioning.base.settings import (
     store_path,
 )
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
-
-SCHEMA = 3
-"""Raise it when older stores must not be reused."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
 
@@ -63,56 +55,23 @@ class SetupInputs:
         return [*repeated("--component", self.components), *repeated("--target", self.targets)]
 
 
-def place(environ: Mapping[str, str]) -> int:
-    """Tell later steps the store, the key of its cache, and whether it may be cached: a store of the
-    machine's own needs no cache, and nothing of a cache may come into it."""
-    inputs = SetupInputs.of(environ)
-    store = store_of(environ)
-    export({"QNN_CI_STORE": str(store)}, environ)
-    cacheable = may_be_cached(inputs) and not (store / "trees").exists()
-    outputs = {"store": str(store), "key": cache_key(inputs), "cacheable": str(cacheable).lower()}
-    set_outputs(outputs, environ)
-    return 0
-
-
 def store_of(environ: Mapping[str, str]) -> Path:
-    """QNN_CI_STORE, else a folder of the job; caches need the same path in every job."""
+    """QNN_CI_STORE, else a folder of the job."""
     if not environ.get("QNN_CI_STORE") and (temp := environ.get("RUNNER_TEMP")):
         return Path(temp) / "qnn-ci-store"
     return store_path(None, environ)
 
 
-def cache_key(inputs: SetupInputs, manifests: Path = MANIFESTS) -> str:
-    digest = hashlib.sha256(json.dumps([sorted(inputs.components), sorted(inputs.targets)]).encode())
-    digest.update(hashlib.sha256((manifests / f"profiles/{inputs.profile}.toml").read_bytes()).digest())
-    machine = f"{platform.system()}-{platform.machine()}".lower()
-    return f"qnn-ci-store-{SCHEMA}-{machine}-{inputs.profile}-{digest.hexdigest()[:32]}"
-
-
-def may_be_cached(inputs: SetupInputs) -> bool:
-    """False if a component has a licence: everybody who can open a pull request can read the cache."""
-    from provisioning.manifest import load_profile
-
-    components = load_profile(inputs.profile).components
-    return not any(
-        component.licence
-        for name, component in components.items()
-        if not inputs.components or str(name) in inputs.components
-    )
-
-
 def setup(environ: Mapping[str, str]) -> int:
     inputs = SetupInputs.of(environ)
     environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(inputs.socs)}
-    if environ.get("QNN_CI_RESTORED"):
-        # Provisioning proves trees and downloads. A verdict that came with them nobody proves.
-        shutil.rmtree(store_of(environ) / "cache", ignore_errors=True)
     report_file = ROOT / reports_path(None, environ) / "provision.json"
     if code := _verb(["provision", *inputs.flags()], environ):
         with suppress(OSError, ValueError):  # there may be no report
             annotate(Report.read(report_file), environ)
         return code
     report = Report.read(report_file)
+    # Of a machine that keeps its store.
     damage = tuple(finding for finding in report.findings if finding.rule == "store-damage")
     sys.stdout.write(github_annotations([replace(report, findings=damage)]))
     selection = Selection(
@@ -131,7 +90,7 @@ def setup(environ: Mapping[str, str]) -> int:
     # Exported last: the environment names one chip, and stages take all chips of the selection.
     variables = {"QNN_CI_PROFILE": inputs.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
     export({**variables, "QNN_CI_SOC": ",".join(inputs.socs)}, environ)
-    set_outputs({**outputs, "repaired": str(bool(damage)).lower()}, environ)
+    set_outputs(outputs, environ)
     return 0
 
 

@@ -203,6 +203,22 @@ def _load(path: Path) -> dict[str, Any] | None:
     return None
 
 
+def whole(record: Path) -> list[Path]:
+    """The file of a record, and those that belong to it; none if any of them is not as it was written."""
+    document = _load(record) or {}
+    name, files = document.get("folder"), document.get("files")
+    if (
+        not isinstance(name, str)
+        or not isinstance(files, dict)
+        or not isinstance(document.get("facts"), dict)
+    ):
+        return []
+    folder = record.with_name(f"{record.stem}-{digest_of(files)[:16]}") if name or files else None
+    if name != (folder.name if folder else "") or digests_in(folder) != files:
+        return []
+    return [record, *(folder / file for file in files if folder)]
+
+
 def _store(path: Path, document: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps({"digest": digest_of(dict(document)), "document": document}))
 

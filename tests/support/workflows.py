@@ -40,11 +40,17 @@ STEPS: dict[str, list[Yaml]] = {
 
 OUTPUTS_OF_PARTS = {
     "plan": {"jobs", "artifacts", "planned"},
-    "place": {"store", "key", "cacheable"},
-    "setup": {"sdk-root", "ndk-root", "version", "repaired"},
+    "find_results": {"results"},
+    "collect_results": {"key"},
+    "setup": {"sdk-root", "ndk-root", "version"},
     "stage": {"outcome", "report", "artifact"},
 }
 """Of `github -- PART`: tests/unit/test_github.py runs each and sees that it sets these."""
+
+
+def flattening(folder: str) -> str:
+    """The options by which GNU tar puts each member into this folder, whatever its name and its link say."""
+    return f"--transform=s,^.*/,,;s,^,{folder}/,"
 
 
 def call_of(workflow: str) -> Yaml:

@@ -187,7 +187,7 @@ SMOKE: dict[str, tuple[str, int, set[str]]] = {
     "env": ("", 3, set()),
     "example": ("", 0, set()),
     "forecast": ("missing.pte", 1, {"model", "forecasts", "withheld", "fix"}),
-    "github": ("place", 0, set()),
+    "github": ("find_results", 2, set()),
     "inspect": ("of/skel.so", 0, {"file", "kind", "what", "QNN build", "needs"}),
     "matrix": ("--suite of/models.toml", 0, set()),
     "provision": ("--offline", 3, set()),

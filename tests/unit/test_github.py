@@ -1,11 +1,10 @@
-"""What the parts of `github` do, without GitHub: plan, place, setup and stage."""
+"""What the parts of `github` do, without GitHub: plan, setup and stage."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from ci.github.run_stage import stage
 from ci.github.verdict import unpacked
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.findings import Outcome, Report
+from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES
 from tests.support.environments import NDK, PIN, PROFILE, write_ndk, write_sdk
@@ -257,33 +256,7 @@ def test_a_misspelt_key_of_a_suite_is_annotated_at_its_line_with_the_right_one(
     assert f"::error file=ci/models.toml,line={line},title=plan%3A " in capsys.readouterr().out
 
 
-# Place and setup
-
-
-def test_the_caches_key_follows_the_manifests(tmp_path: Path) -> None:
-    wanted = setup.SetupInputs("wheels", (), ("x86_64-linux",), ("SM8650",))
-    profile = tmp_path / "profiles/wheels.toml"
-    profile.parent.mkdir()
-    shutil.copy(MANIFESTS / "profiles/wheels.toml", profile)
-    assert setup.cache_key(wanted, tmp_path) == setup.cache_key(wanted)
-    profile.write_text(f"{profile.read_text()}# changed\n")
-    assert setup.cache_key(wanted, tmp_path) != setup.cache_key(wanted)
-
-
-@pytest.mark.parametrize(
-    ("profile", "components", "cached"),
-    [("wheels", "", "true"), ("qnn-2.37", "", "false"), ("qnn-2.37", "executorch-source", "true")],
-)
-def test_what_a_licence_was_accepted_for_is_never_cached(
-    tmp_path: Path, profile: str, components: str, cached: str
-) -> None:
-    environ = {"QNN_CI_PROFILE": profile, "QNN_CI_COMPONENTS": components, "RUNNER_TEMP": str(tmp_path)}
-    files = {"GITHUB_OUTPUT": str(tmp_path / "output"), "GITHUB_ENV": str(tmp_path / "env")}
-    assert setup.place({**environ, **files}) == 0
-    outputs, store = pairs(tmp_path / "output"), str(tmp_path / "qnn-ci-store")
-    assert outputs.keys() == OUTPUTS_OF_PARTS["place"] and outputs["cacheable"] == cached
-    assert profile in outputs["key"]
-    assert outputs["store"] == store and pairs(tmp_path / "env") == {"QNN_CI_STORE": store}
+# Setup
 
 
 @pytest.mark.parametrize(("chosen", "exported"), [("", ""), ("SM8750, SM8650", "SM8750,SM8650")])
@@ -316,31 +289,6 @@ def test_later_steps_know_where_the_ndk_is(tmp_path: Path, components: str) -> N
     variables, outputs = pairs(tmp_path / "env"), pairs(tmp_path / "output")
     assert outputs["ndk-root"] == variables["ANDROID_NDK_ROOT"] == roots["ANDROID_NDK_ROOT"]
     assert outputs["version"] == (PIN.version if "qnn-sdk" in components else NDK)
-
-
-@pytest.mark.parametrize("repaired", [True, False])
-def test_what_saves_the_store_knows_whether_it_was_repaired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repaired: bool
-) -> None:
-    places = {"QNN_CI_REPORTS": str(tmp_path), "GITHUB_OUTPUT": str(tmp_path / "output")}
-    places |= {"QNN_CI_PROFILE": PROFILE, "QNN_CI_COMPONENTS": "android-ndk"}
-    places |= {"ANDROID_NDK_ROOT": str(write_ndk(tmp_path / "ndk")), "GITHUB_ENV": str(tmp_path / "env")}
-    damage = Finding("store-damage", Severity.WARNING, "android-ndk", "a file is missing; repaired", "")
-    findings = (damage,) if repaired else ()
-    report = Report("provision", "wheels", "", Outcome.PASS, "", 1.0, findings, (), {}, "")
-    monkeypatch.setattr(setup, "_verb", lambda *_: 0 if report.write(tmp_path) else 1)
-    assert setup.setup({**os.environ, **places}) == 0
-    assert pairs(tmp_path / "output")["repaired"] == str(repaired).lower()
-
-
-@pytest.mark.parametrize("restored", ["true", ""])
-def test_no_verdict_comes_with_a_restored_store(tmp_path: Path, restored: str) -> None:
-    entry = tmp_path / "qnn-ci-store" / "cache" / "memo" / "entry.json"
-    entry.parent.mkdir(parents=True)
-    entry.touch()
-    environ = {"RUNNER_TEMP": str(tmp_path), "QNN_CI_PROFILE": "none", "QNN_CI_RESTORED": restored}
-    assert setup.setup({**os.environ, **environ, "QNN_CI_STORE": ""}) == 2
-    assert entry.exists() == (not restored)
 
 
 def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(

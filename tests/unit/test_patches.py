@@ -32,7 +32,6 @@ REASONS = {
     "unit/test_build.py": "CMake's answer of a configured project is written by hand",
     "unit/test_build_tools.py": SHORTER,
     "unit/test_doors.py": SHORTER,
-    "unit/test_github.py": PROCESS,
     "unit/test_keys.py": SHIPPED,
     "unit/test_llm.py": PROCESS,
     "unit/test_lowering_judge.py": PROCESS,

@@ -30,6 +30,7 @@ from tests.support.workflows import (
     Yaml,
     call_of,
     filled_in,
+    flattening,
     strings,
 )
 
@@ -151,7 +152,8 @@ def test_a_change_is_gated_in_the_merge_queue_as_well() -> None:
 def test_the_verdict_is_given_whatever_happened_and_sees_the_plan_all_jobs_and_their_reports() -> None:
     """What it says of them is in test_github_verdict.py."""
     verdict = GATE["jobs"]["verdict"]
-    assert verdict["if"] == "always()" and set(verdict["needs"]) == {*GATE["jobs"]} - {"verdict", "report"}
+    assert verdict["if"] == "always()" and set(verdict["needs"]) == {"plan", "stage"}
+    assert {*GATE["jobs"]} == {"verdict", "report", "save", "plan", "stage"}
     *_, download, last = verdict["steps"]
     assert last["env"] == {
         "QNN_CI_PLAN": "${{ needs.plan.result }}",
@@ -164,13 +166,13 @@ def test_the_verdict_is_given_whatever_happened_and_sees_the_plan_all_jobs_and_t
 
 def test_no_job_of_the_gate_can_be_skipped_or_fail_unseen() -> None:
     for name, job in GATE["jobs"].items():
-        assert name == "report" or job.get("if", "always()") == "always()", name
+        assert name in ("report", "save") or job.get("if", "always()") == "always()", name
     assert "continue-on-error" not in str((GATE["jobs"], ACTIONS))
 
 
 def test_a_called_gate_has_its_own_files_beside_the_callers() -> None:
     """The workspace's root and `github.sha` are the caller's."""
-    for name in ("plan", "stage", "report", "verdict"):
+    for name in GATE["jobs"]:
         steps = STEPS[f"gate.yml: {name}"]
         tool, *others = [
             step["with"] for step in steps if step.get("uses", "").startswith("actions/checkout@")
@@ -203,30 +205,42 @@ ON_THE_DEFAULT_BRANCH = (
 )
 
 
-def test_a_cache_is_saved_from_the_default_branch_only() -> None:
+RESTORES, SAVES = (
+    [(name, step) for name, step in ALL_STEPS if f"actions/cache/{action}@" in step.get("uses", "")]
+    for action in ("restore", "save")
+)
+
+
+def test_a_cache_is_saved_from_the_default_branch_only_by_the_job_that_runs_no_model() -> None:
     """No pull request, tag or merge queue saves what later runs trust."""
+    assert {name for name, _ in SAVES} == {"gate.yml: save"} and len(SAVES) == 2
+    assert not [name for name, step in ALL_STEPS if re.search("actions/cache@", step.get("uses", ""))]
+    condition = JOBS["gate.yml: save"]["if"]
+    assert ON_THE_DEFAULT_BRANCH in condition and "||" not in condition
     assert GATE["env"]["SAVES"] == f"${{{{ {ON_THE_DEFAULT_BRANCH} }}}}"
-    saving = [" ".join(step["if"].split()) for _, step in ALL_STEPS if "cache/save@" in step.get("uses", "")]
-    assert len(saving) == 3
-    for condition in saving:
-        required = re.sub(r"\([^()]*\|\|[^()]*\)", "either", condition)
-        assert "env.SAVES == 'true'" in required or ON_THE_DEFAULT_BRANCH in required, condition
-        assert "||" not in required, condition
-    # No installer's own cache travels between runs.
-    paths = {step["with"]["path"] for _, step in ALL_STEPS if "actions/cache" in step.get("uses", "")}
-    results = "${{ env.QNN_CI_STORE }}/cache/results"
-    assert paths == {"${{ steps.place.outputs.store }}", results, "before"}
+    # Toolkit, nox and the downloads: nothing of the calling repository, and no stage.
+    steps = STEPS["gate.yml: save"]
+    assert not [step for step in steps if re.search("run-stage|setup-qnn|env.SOURCE", str(step))]
 
 
-def test_what_is_restored_is_verified_before_it_is_used() -> None:
-    steps = STEPS["setup-qnn"]
-    ids = [step.get("id") for step in steps]
-    restore, setup = ids.index("restore"), ids.index("setup")
-    # Provisioning proves what was restored: tests/unit/test_store_proof.py.
-    assert restore < setup and not any("nox" in step.get("run", "") for step in steps[restore:setup])
-    # Whichever run saved it, it is of exactly these manifests: the key that it begins with has their hash.
-    assert steps[restore]["with"]["restore-keys"] == "${{ steps.place.outputs.key }}"
-    assert steps[restore]["with"]["key"].startswith("${{ steps.place.outputs.key }}-")
+def test_jobs_that_run_models_have_a_cache_that_they_cannot_write() -> None:
+    modes = {name: job.get("cache-mode") for name, job in GATE["jobs"].items()}
+    # A caller that gives its call `read` can call it: no job says that it needs more.
+    assert modes.pop("save") is None and set(modes.values()) == {"read", "none"}
+    assert modes["stage"] == "read" == modes["report"]
+
+
+@pytest.mark.parametrize(("name", "step"), RESTORES)
+def test_a_cache_is_restored_before_anything_else_into_a_folder_of_its_own(name: str, step: Yaml) -> None:
+    """What tar does with a hostile archive is in test_github_results.py."""
+    assert STEPS[name][0] == step, "before the toolkit and the models are there"
+    folder = step["with"]["path"]
+    assert folder in ("results-cache", "before") and step["env"] == {"TAR_OPTIONS": flattening(folder)}
+    if folder == "results-cache":
+        # By the one name that GitHub says the default branch saved.
+        assert (
+            step["with"]["key"] == "${{ needs.plan.outputs.results }}" and "restore-keys" not in step["with"]
+        )
 
 
 @pytest.mark.parametrize("name", ["comment.yml", "faults.yml", "release.yml", "site.yml", "update-pins.yml"])

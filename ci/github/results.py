@@ -1,0 +1,113 @@
+"""The cached results that jobs of gate.yml take from GitHub's cache, and give to the one job that saves them.
+
+What they restore has the name that GitHub's list of the default branch's caches says, and the digest of its
+content is in that name. A cache of another scope, such as an earlier commit of a pull request saves, has
+either another name or other bytes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ci.github.comment import Api
+from ci.github.run_stage import set_outputs
+from ci.github.setup import store_of
+from ci.report.summary import command
+from ci.work.results_archive import Unpacked, pack, unpack
+from provisioning.base.errors import UpstreamError
+from provisioning.base.files import hash_file
+from provisioning.base.foreign import in_line
+from provisioning.base.rendering import plural
+from provisioning.store.results import results_folder
+
+PREFIX = "qnn-ci-results-5-"
+"""Of the names of the caches. Raise the number when older results must not be reused."""
+KEY = re.compile(f"{PREFIX}([0-9a-f]{{64}})")
+FILE = "results.tar"
+RESTORED, GIVEN, OF_JOBS = "results-cache", "results-of-job", "results-of-jobs"
+"""Folders of the workspace: what the cache holds, what this job used, what all jobs used."""
+STARTED = "started"
+
+
+def find_results(environ: Mapping[str, str]) -> int:
+    """Put out the name of the cache that the default branch, QNN_CI_DEFAULT_BRANCH, saved last; empty if
+    there is none. Read GH_TOKEN, which may list caches."""
+    branch, key = environ.get("QNN_CI_DEFAULT_BRANCH", ""), ""
+    try:
+        answer = Api(environ)(
+            "GET",
+            "actions/caches",
+            ref=f"refs/heads/{branch}",
+            key=PREFIX,  # whatever begins so
+            sort="created_at",
+            direction="desc",
+            per_page=1,
+        )
+        key = next((str(row["key"]) for row in answer["actions_caches"]), "")
+    except (UpstreamError, KeyError, TypeError) as error:
+        message = (
+            error.message if isinstance(error, UpstreamError) else f"an answer of another form: {error!r}"
+        )
+        warn(f"no cached result is used: {message}; give the call of gate.yml the right `actions: read`")
+    set_outputs({"results": key if KEY.fullmatch(key) else ""}, environ)
+    return 0
+
+
+def take_results(environ: Mapping[str, str]) -> int:
+    """Put the restored results into the store, if QNN_CI_RESULTS has their digest."""
+    workspace, top = Path(environ.get("GITHUB_WORKSPACE", "")), results_folder(store_of(environ))
+    taken = take(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
+    sys.stdout.write(f"{plural(taken.results, 'cached result')} of the default branch\n")
+    marker = workspace / GIVEN / STARTED
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    return 0
+
+
+def take(archive: Path, key: str, top: Path) -> Unpacked:
+    """Nothing is taken of an archive that is not the one of this name: work is done again then."""
+    name = KEY.fullmatch(key)
+    if name is None or not archive.exists():
+        return Unpacked()
+    if archive.is_symlink() or not archive.is_file() or hash_file(archive) != name[1]:
+        warn("the restored results are not those that the default branch saved: none is used")
+        return Unpacked()
+    taken = unpack(archive, top)
+    if taken.problem or taken.refused:
+        warn(f"of the restored results {taken.refused} are damaged, {taken.problem or 'the others are used'}")
+    return taken
+
+
+def give_results(environ: Mapping[str, str]) -> int:
+    """Write the results that this job used or made, for the job that saves them."""
+    given = Path(environ.get("GITHUB_WORKSPACE", ""), GIVEN)
+    count = pack(results_folder(store_of(environ)), given / FILE, since=(given / STARTED).stat().st_mtime)
+    sys.stdout.write(f"{plural(count, 'cached result')} to be saved\n")
+    return 0
+
+
+def collect_results(environ: Mapping[str, str]) -> int:
+    """Write one archive of what all jobs used and of what was restored, and put out the name of its cache."""
+    workspace = Path(environ.get("GITHUB_WORKSPACE", ""))
+    with tempfile.TemporaryDirectory(dir=workspace) as folder:
+        top = Path(folder)
+        take(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
+        for archive in sorted((workspace / OF_JOBS).glob(f"*/{FILE}")):
+            taken = unpack(archive, top)
+            if taken.problem or taken.refused:
+                name = in_line(archive.parent.name)
+                warn(f"{name}: {taken.refused} damaged results, {taken.problem or 'the others are saved'}")
+        shutil.rmtree(workspace / RESTORED, ignore_errors=True)
+        archive = workspace / RESTORED / FILE
+        count = pack(top, archive)
+    sys.stdout.write(f"{plural(count, 'cached result')} to be saved\n")
+    set_outputs({"key": f"{PREFIX}{hash_file(archive)}" if count else ""}, environ)
+    return 0
+
+
+def warn(message: str) -> None:
+    sys.stdout.write(command("warning", in_line(message), title="cached results") + "\n")
