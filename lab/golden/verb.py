@@ -16,8 +16,8 @@ EXAMPLES = """\
   nox -s lab -- golden
   nox -s lab -- golden --qnn 2.49.40 --qnn 2.51.0
   nox -s lab -- golden --lane executorch
-  nox -s lab -- golden --keep golden     give the runtimes the files of an earlier run
-  nox -s lab -- golden --accept          accept what was measured
+  nox -s lab -- golden --keep golden   # give the runtimes the files of an earlier run
+  nox -s lab -- golden --accept   # accept what was measured
 """
 
 

@@ -103,7 +103,12 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Of two words, the second of which may be left out, argparse takes the second only beside the first.
+        Here flags may stand between them."""
         self._words = args or ()
+        positionals = self._get_positional_actions()
+        if len(positionals) > 1 and positionals[-1].nargs == "?":
+            return self.parse_intermixed_args(args, namespace)
         return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from ci.diagnose.rules import failure_rules, rules, table
 from lab.__main__ import SESSIONS as OF_LABORATORY
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base import commands
+from provisioning.base import answer, commands
 from provisioning.base.command_line import Parser, module_of
 from provisioning.base.commands import Fix, add_flags, leave_out, quoted, session
 from provisioning.base.errors import EnvironmentLacking
@@ -206,18 +206,23 @@ FILLED_IN = {"TARGET": "x86_64-linux", "SOC": "SM8650", "SECONDS": "600"}
 """Of flags that take some names alone."""
 
 
-def _taken(verb: str, words: Sequence[str]) -> bool:
-    """Whether the verb's own command line takes these words."""
+def _refusal(verb: str, words: Sequence[str]) -> str:
+    """What the verb's own command line says against these words; empty if it takes them."""
+    printed = io.StringIO()
     for parser in _parsers_of(verb):
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+        with redirect_stderr(printed), redirect_stdout(io.StringIO()):
             try:
-                parser.parse_args(words)
+                parser.parse_args(answer.split_json(words)[0])
             except SystemExit as stop:
                 # 0 is --help.
                 if stop.code:
                     continue
-        return True
-    return False
+        return ""
+    return printed.getvalue() or f"there is no verb {verb}"
+
+
+def _taken(verb: str, words: Sequence[str]) -> bool:
+    return not _refusal(verb, words)
 
 
 def test_every_command_of_every_rule_parses_in_a_shell_and_by_its_verb() -> None:
@@ -239,27 +244,95 @@ PAGES = [
     *(ROOT / "docs").glob("*.md"),
     *ROOT.glob("skills/**/*.md"),
 ]
-TYPED = re.compile(r"(?:qnn-ci|nox -s lab --|nox -s|python -m (?:ci|provisioning|lab)) ([a-z][\w-]*)(.*)")
+INNER = re.compile(r"\$\(([^()]*)\)")
+"""A command in the words of another."""
+FRONTS = (("qnn-ci",), *(("python", "-m", package) for package in ("ci", "provisioning", "lab", "qnn_ci")))
+OF_COMMAND = ("help", "version", "completion", "--version", "--help")
+"""Of `qnn-ci` itself, which is no verb's."""
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The words of each command that a shell would start for this text."""
+    for inner in INNER.findall(text):
+        yield from _commands(inner)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    command = list[str]()
+    for word in [*lexer, ";"]:
+        if not set(word) <= set("|&;<>"):
+            command.append(word)
+        elif command and set(word) <= set("|&;"):
+            yield command
+            command = []
+
+
+def _of_verbs(command: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """The verbs that a command starts, each with its words; nothing of other programs."""
+    words = list(dropwhile(re.compile(r"[A-Z_]+=").match, command))
+    words = [FILLED_IN.get(word, word) for word in words]
+    for front in FRONTS:
+        if tuple(words[: len(front)]) == front and len(words) > len(front):
+            if words[len(front)] not in OF_COMMAND:
+                yield words[len(front)], words[len(front) + 1 :]
+            return
+    if words[:1] != ["nox"]:
+        return
+    sessions, dashes, rest = (list(group) for group in _at_dashes(words[1:]))
+    if not sessions:
+        sessions = ["-s", "gate"]
+    if sessions[0] != "-s":
+        return
+    for name in sessions[1:]:
+        if name == "lab" and dashes:
+            yield from [] if rest[0] == "--help" else [(rest[0], rest[1:])]
+        elif name not in SESSIONS:
+            yield name, rest
+
+
+def _at_dashes(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place : place + 1], words[place + 1 :]
+
+
+def _refused(text: str) -> Iterator[str]:
+    """Why what a shell would start for this text is not taken by its verbs' own parsers."""
+    for command in _commands(text):
+        for verb, words in _of_verbs(command):
+            verbs = ANY_OF.get(verb, (verb,))
+            if not any(_taken(name, words) for name in verbs):
+                yield f"{quoted(*command)}: {_refusal(verbs[0], words).splitlines()[0]}"
+
+
+@pytest.mark.parametrize("name", [*CI, *PROVISIONING, *LAB])
+def test_every_example_of_a_verbs_help_is_taken_by_its_parser(name: str) -> None:
+    verb = {**LAB, **PROVISIONING, **CI}[name]
+    examples = module_of(verb).EXAMPLES.replace("\\\n", " ").splitlines()
+    assert not [line for example in examples for line in _refused(example)]
+    assert not examples or any(list(_of_verbs(words)) for line in examples for words in _commands(line))
 
 
 def _refused_on(page: Path) -> Iterator[str]:
-    """Commands of a page that cannot be typed: in a block of code whole, in a sentence by its flags."""
-    blocks, sentences = [], []
-    for number, part in enumerate(re.split(r"^ *```", page.read_text(encoding="utf-8"), flags=re.MULTILINE)):
-        blocks += [line.strip().removeprefix("$ ") for line in part.splitlines()] if number % 2 else []
-        sentences += [] if number % 2 else re.findall(r"`([^`\n]+)`", part)
+    """Commands of a page that cannot be typed; one in a sentence may be left short."""
+    blocks, sentences = list[str](), list[str]()
+    text = page.read_text(encoding="utf-8")
+    for number, part in enumerate(re.split(r"^ *```", text, flags=re.MULTILINE)):
+        if number % 2:
+            blocks += [line.strip().removeprefix("$ ") for line in part.replace("\\\n", " ").splitlines()]
+        else:
+            sentences += re.findall(r"`([^`\n]+)`", part)
     if page.name == "SKILL.md":
         # An agent types what stands in a sentence too.
         blocks, sentences = [*blocks, *sentences], []
-    for text in filter(TYPED.match, sentences):
-        yield from (line for line in _wrong(text) if " needs more in " not in line)
-    for typed in filter(None, map(TYPED.match, blocks)):
-        words = shlex.split(re.split(r" [|>&;] ?|\\$", typed[2])[0], comments=True)
-        words = [FILLED_IN.get(word, word) for word in (words[1:] if words[:1] == ["--"] else words)]
-        if typed[1] not in SESSIONS and not any(
-            _taken(verb, words) for verb in ANY_OF.get(typed[1], (typed[1],))
-        ):
-            yield typed[0]
+    for line in filter(STARTED.search, blocks):
+        yield from _refused(line)
+    for line in filter(STARTED.search, sentences):
+        yield from (refusal for refusal in _refused(line) if not LEFT_SHORT.search(refusal))
+        yield from (wrong for wrong in _wrong(line) if " needs more in " not in wrong)
+
+
+LEFT_SHORT = re.compile("are required|expected one argument")
+STARTED = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:qnn-ci|nox|python -m|eval) ")
+"""A line that is a command; others are what it prints."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
