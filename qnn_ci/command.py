@@ -69,8 +69,10 @@ def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
     if verb == "shell":
         return
     args = command_line.checked("qnn-ci", verb, VERBS[verb], arguments, folder)
-    if isinstance(suites := getattr(args, "suite", None), list):
-        options.check(suites)
+    if verb in options.CHOOSING:
+        options.choice_of(args)
+    elif verb == "gate":
+        options.check(args.suite)
     # The verb itself says which chip it is where the user named one otherwise.
     with redirect_stderr(io.StringIO()):
         if hasattr(args, "soc"):
@@ -78,7 +80,7 @@ def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
             if profile not in names:
                 raise UnknownName(f"there is no profile {profile!r}", profile, names)
         if verb in ONE_MODEL and verb not in PROGRAMS:
-            check_model(args, folder)
+            check_model(args, verb, folder)
 
 
 def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, str]:

@@ -34,7 +34,7 @@ from ci.one_model.product import History, NoGraph, Outcome, Product
 from ci.suite.accuracy import CLEARLY_DB
 from ci.suite.precision import MORE_EXACT, written_name
 from ci.suite.programs import Program
-from provisioning.base.commands import Fix, join_fixes, session
+from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit, Place
@@ -185,7 +185,8 @@ def proofs_of(
     start = time.monotonic()
     last_begin = start + max(seconds, min(estimate, longest))
     until = start + max(seconds, min(2 * estimate, longest))
-    trial = replace(model.for_chip(soc), work=replace(model.work, until=until), search=False)
+    trial = model.for_chip(soc).use(replace(model.options, search=False))
+    trial = replace(trial, work=replace(model.work, until=until))
     repairing, nearer, useless, late = list[str](), list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
     for candidate in islice(_candidates(trial, cause, before), MOST):
@@ -291,11 +292,11 @@ def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iter
         return
     yield from _rewrites(model, rewritten.places, cause, before)
     precision = written_name(model.precision or "fp16")
-    exact = None if model.precision_file else EXACT.get(precision)
-    if "per_channel" in model.lane.flags and not model.per_channel and precision != "fp16":
-        yield _of_model(replace(model, per_channel=True))
+    exact = None if model.options.precision_file else EXACT.get(precision)
+    for options in model.options.remedies() if precision != "fp16" else ():
+        yield _of_model(model.use(options))
     if exact:
-        yield _of_model(replace(model, precision=exact))
+        yield _of_model(model.use_precision(exact))
 
 
 def _of_model(model: OneModel) -> Candidate:
@@ -330,8 +331,8 @@ def _of_rules(model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candi
         repair = fewest_of(model, rules, before)
         return repair.after or repair.together
 
-    flags = [word for rule in rules for word in ("--only", rule)]
-    command = session("repair", *model.words(model.selection.soc), *flags, "-o", "repaired")
+    repairing = model.use(replace(model.options, only=rules))
+    command = repairing.command("repair", model.selection.soc, "-o", "repaired")
     return Candidate(command, _trial_of(outcome))
 
 
@@ -373,7 +374,7 @@ def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:
 
 
 def _searches(model: OneModel, history: History) -> bool:
-    return model.search and not history.searched and not model.lane.only_compiles
+    return model.options.search and not history.searched and not model.lane.only_compiles
 
 
 def with_causes(
@@ -407,7 +408,7 @@ def with_causes(
 def _fix_of_death(
     model: OneModel, program: Program, error: ToolkitError, history: History, search_ends: float
 ) -> str:
-    if model.verify and _searches(model, history):
+    if model.options.is_verified and _searches(model, history):
         history.searched = True
         death = Outcome(error.message, error.fix)
         return outcome_with_cause(model, program, death, (), search_ends)[0].fix

@@ -18,8 +18,8 @@ P = TypeVar("P")
 
 
 class Explains(Protocol):
-    def chosen_program(self, model: OneModel, choice: Choice, cpu_nodes: tuple[str, ...] = ()) -> Any:
-        """MODEL's, or one of a suite; `cpu_nodes` are on the CPU."""
+    def chosen_program(self, model: OneModel, choice: Choice) -> Any:
+        """MODEL's, or one of a suite."""
 
     def divergence_of(self, model: OneModel, program: Any, limits: DivergenceLimits) -> DivergenceResult:
         """The operator at which the program differs."""

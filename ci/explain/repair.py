@@ -7,17 +7,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ci.explain.lane import explainer, outcome_of
 from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
+from ci.one_model.options import Floor
 from ci.one_model.output import file_line, keep_origins, require_own, writing_into
 from ci.one_model.product import Outcome, cells_of, smallest
 from ci.one_model.report import ModelReport
 from ci.suite.precision import MORE_EXACT, written_name
 from provisioning.base import answer
-from provisioning.base.commands import session
 from provisioning.base.errors import exit_code_of
 from provisioning.base.rendering import plural
 from provisioning.base.units import aligned
@@ -92,18 +91,16 @@ def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
     """The rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.places:
         return None
-    # Its nodes have other names, and one chip is enough for a trial.
-    alone: dict[str, Any] = {"keep_on_cpu": (), "embed": False}
-    model = replace(model, typed=str(rewritten.model), dimensions=(), **alone)
+    options = model.options.rewritten()
     if rewritten.samples:
-        inferences = rewritten.compared or model.inferences
-        model = replace(model, calibrate=str(rewritten.samples), inferences=inferences)
-    return model
+        inferences = rewritten.compared or options.inferences
+        options = replace(options, calibrate=str(rewritten.samples), inferences=inferences)
+    return replace(model, typed=str(rewritten.model), options=options)
 
 
 FILES = (".py", ".pt2", ".onnx")
 """What a model is in; else it is named as a module."""
-FLOOR = "30dB"
+FLOOR = Floor(30, decibels=True)
 """That `tune` is asked for where the rewritten model is still wrong."""
 
 
@@ -177,8 +174,8 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     output = model.output
     name = Path(model.typed.partition(":")[0])
     stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
-    path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
-    inferences = model.inferences
+    path, samples = output / f"{stem}{rewritten.model.suffix}", model.options.calibrate
+    inferences = model.options.inferences
     with writing_into(output.absolute(), model.selection.store) as (new, publish):
         require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
         shutil.copyfile(rewritten.model, new / path.name)
@@ -193,23 +190,22 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     report.wrote(files)
     for file in files:
         print(file_line(file))
-    next_model = replace(model, typed=str(path), calibrate=samples, inferences=inferences, dimensions=())
-    _next(repair, next_model)
+    options = replace(model.options.rewritten(), calibrate=samples, inferences=inferences)
+    _next(repair, replace(model, typed=str(path), options=options))
     return files
 
 
 def _next(repair: Repair, model: OneModel) -> None:
     """The command for what is red still; else the one that writes the program."""
-    words = model.words(model.selection.soc)
-    output = ("-o", str(repair.model.output))
+    soc, output = model.selection.soc, ("-o", str(repair.model.output))
     if repair.now.error:
-        command = session("audit", *words)
+        command = model.command("audit", soc)
     elif repair.now.wrong and (precision := written_name(model.precision or "")) in MORE_EXACT:
-        precisions = ("--precision", precision, "--precision", MORE_EXACT[precision])
-        words = replace(model, precision=None).words(model.selection.soc)
-        command = session("tune", *words, *precisions, "--floor", FLOOR, *output)
+        both = (precision, MORE_EXACT[precision])
+        tuning = model.use(replace(model.options, precisions=both, floor=FLOOR))
+        command = tuning.command("tune", soc, *output)
     else:
-        command = session("compile", *words, *output)
+        command = model.command("compile", soc, *output)
     print(f"next: {command}")
     answer.add(next=command.installed)
 

@@ -319,13 +319,14 @@ class TuneSearch:
 
 def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     """The mixture of both precisions for a model."""
-    model = replace(model, precision=precisions[0])
+    model = model.use_precision(precisions[0])
     cheap, exact = (precision_in(model.lane, name) for name in precisions)
     program = programs_of(model)[0]
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
         raise UsageError(f"{written_name(cheap)} quantizes nothing", fix=TWO_PRECISIONS)
-    settings: dict[str, object] = {"inferences": model.inferences} if model.inferences else {}
+    inferences = model.options.inferences
+    settings: dict[str, object] = {"inferences": inferences} if inferences else {}
     if goal.metric:
         settings["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
     program = replace(program, run=run, case=program.case.model_copy(update=settings))

@@ -9,13 +9,14 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ci.lanes.executorch.verb import SUITE
-from ci.suite.options import add_choice, check, shard
+from ci.suite.options import Choice, add_choice, choice_of, shard
 from ci.work.jobs import Job
 from provisioning.base.command_line import Parser, count, valued
 from provisioning.base.commands import repeated
+from provisioning.base.option_fields import option_words
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -29,7 +30,7 @@ WORTH_A_JOB = 90
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, SUITE)
+    add_choice(parser, "matrix")
     group = parser.add_argument_group("matrix")
     valued(
         group,
@@ -42,23 +43,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check(args.suite or ())
-    suites = [path.absolute() for path in args.suite or ()]
+    choice = choice_of(args)
     # For jobs on other machines, which begin in a folder of their own.
-    choice = [
-        *repeated("--suite", map(from_here, suites)),
-        *repeated("--tag", args.tag),
-        *repeated("-k", args.words),
+    elsewhere = replace(choice, suites=tuple(Path(from_here(path)) for path in choice.suites))
+    flags = [
+        *option_words(elsewhere, "matrix"),
         *repeated("--soc", args.soc),
         *repeated("--profile", [args.profile]),
     ]
-    matrix = matrix_for(args, os.environ, suites, choice)
+    matrix = matrix_for(args, os.environ, choice, flags)
     sys.stdout.write(f"{json.dumps(matrix)}\n")
     return 0
 
 
 def matrix_for(
-    args: argparse.Namespace, environ: Mapping[str, str], suites: Sequence[Path], flags: Sequence[str]
+    args: argparse.Namespace, environ: Mapping[str, str], choice: Choice, flags: Sequence[str]
 ) -> dict[str, list[dict[str, object]]]:
     """The matrix of these suites, or of the shipped one; the jobs get the flags."""
     from ci.lanes.executorch.stage import jobs_of
@@ -66,9 +65,9 @@ def matrix_for(
 
     selection = selection_of(args, environ)
     programs = choose(
-        all_programs(suites, selection.named_socs, profile=selection.profile),
-        tags=args.tag or (),
-        words=args.words or (),
+        all_programs(choice.suites, selection.named_socs, profile=selection.profile),
+        tags=choice.tags,
+        words=choice.words,
     )
     return matrix_of([*jobs_of(programs).values()], args.shards, flags)
 

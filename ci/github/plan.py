@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ci.gate import GATE_TABLE
@@ -23,12 +23,14 @@ from ci.lanes.llm import suite as llm
 from ci.lanes.onnx import suite as onnx
 from ci.report.collect import GATE
 from ci.report.page import cell
+from ci.suite.options import Choice
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import captured, repeated
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.foreign import in_line
+from provisioning.base.option_fields import read_options
 from provisioning.base.selection import chip_named
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import RUN
@@ -109,8 +111,9 @@ def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[di
     configure(parser)
     args = parser.parse_args(["--shards", str(shards), *flags])
     environ = {**os.environ, "QNN_CI_SOC": caller.socs, "QNN_CI_PROFILE": caller.profile}
-    suites = [caller.source / suite for suite in caller.suites]
-    return matrix_for(args, environ, suites, flags)["include"]
+    suites = tuple(caller.source / suite for suite in caller.suites)
+    choice = replace(read_options(Choice, args), suites=suites)
+    return matrix_for(args, environ, choice, flags)["include"]
 
 
 def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import CHECKPOINT, OneModel, add_compile, model_to_compile
+from ci.one_model.model import CHECKPOINT, OneModel, add_model, one_model_of
+from ci.one_model.options import COMPILE
 from provisioning.base.command_line import show_error
 from provisioning.base.errors import ToolkitError, UsageError
 
@@ -29,13 +29,14 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_compile(parser)
+    add_model(parser, COMPILE)
 
 
 def run(args: argparse.Namespace) -> int:
-    precisions = list(dict.fromkeys(args.precisions or [None]))
-    model, suite = model_to_compile(args), args.suite and args.suite.absolute()
-    return compile_precisions(model, precisions, suite)
+    model = one_model_of(args, COMPILE)
+    precisions: list[str | None] = [*dict.fromkeys(model.options.precisions)] or [None]
+    suite = model.options.suite
+    return compile_precisions(model, precisions, suite.absolute() if suite else None)
 
 
 def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
@@ -63,7 +64,7 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
         products = with_causes(model, programs, results, history)
         return judged(products, report)
 
-    return reported("compile", model, model.traits, work)
+    return reported(COMPILE, model, model.traits, work)
 
 
 def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite: Path | None) -> int:
@@ -81,13 +82,13 @@ def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite:
     lane: Compiles = model.lane.product
     for precision in precisions[1:]:
         # What cannot be meant is refused before the first is compiled.
-        lane.programs_of(replace(model, precision=precision))
+        lane.programs_of(model.use_precision(precision))
     errors: list[str] = []
     history, code = History(), 0
     with sharing_templates():
         for precision in precisions:
             try:
-                code = max(code, compile_model(replace(model, precision=precision), suite, history))
+                code = max(code, compile_model(model.use_precision(precision), suite, history))
             except ToolkitError as error:
                 if not several:
                     raise

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ci.one_model.model import (
-    ONNX,
-    PRECISION_HELP,
-    add_model_or_suite,
-    add_precision_file,
-    model_or_suite_of,
-    require_one_chip,
-)
-from ci.suite.options import add_work, choice_of
+from ci.models.not_models import MODEL_HELP
+from ci.one_model.model import ONNX, OneModel, add_model, one_model_of, require_one_chip
+from ci.one_model.options import DIVERGENCE
+from ci.suite.options import Choice, add_choice, choice_of
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, repeatable, valued
-from provisioning.base.errors import UsageError
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import Fix, session
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
+
+if TYPE_CHECKING:
+    from ci.explain.divergence import DivergenceResult, DivergentOperator
+    from ci.one_model.report import ModelReport
 
 EXAMPLES = """\
   qnn-ci divergence net.py:model --precision 16a8w --soc SM8650
@@ -33,22 +33,25 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model_or_suite(parser)
-    parser.add_argument("--precision", help=PRECISION_HELP)
-    add_precision_file(parser)
-    valued(
-        parser,
-        "--least",
-        "DB",
-        "the SQNR below which it counts as different [the suite's threshold, else 30]",
-        type=float,
-    )
-    repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
-    valued(parser, "--write", "FILE.py", "cut out that operator with its inputs, as a script", type=Path)
-    add_work(parser, "the search", 1200)
+    add_model(parser, DIVERGENCE, f"{MODEL_HELP}; without it, a suite's program", optional=True)
+    add_choice(parser, DIVERGENCE)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.one_model.report import reported
+
+    model, choice = one_model_of(args, DIVERGENCE), choice_of(args)
+    require_one_chip(model.selection)
+    write = model.options.write
+    script = Parser.user_folder() / write if write else None
+    if script:
+        require_script(script)
+    about = [*choice.words, *model.traits]
+    return reported(DIVERGENCE, model, about, lambda report: find_divergence(model, choice, script, report))
 
 
 def require_script(path: Path) -> None:
+    """Refuse to overwrite what is no script of this command."""
     from ci.explain.divergence import EXIT_CODES
 
     new = path.parent.is_dir() and not path.exists()
@@ -58,76 +61,98 @@ def require_script(path: Path) -> None:
         raise UsageError(message, fix="--write fault.py, or another name")
 
 
-def run(args: argparse.Namespace) -> int:
-    from ci.explain.cause import of_divergence, proofs_of
-    from ci.explain.divergence import DIFFERS_DB, DivergenceLimits, DivergenceResult, as_text, fix_of
-    from ci.explain.lane import explainer, outcome_of
-    from ci.one_model.report import ModelReport, reported
+def find_divergence(model: OneModel, choice: Choice, script: Path | None, report: ModelReport) -> int:
+    """Search, say what was found and what to do next, and write the script if one is wanted."""
+    from ci.explain.divergence import as_text, fix_of
+    from ci.explain.lane import explainer
     from ci.work.plain import as_json
-    from provisioning.base.commands import Fix, session
-    from provisioning.base.errors import CheckFailed, ToolkitError
-    from provisioning.base.findings import Finding, Severity
-    from provisioning.base.stage_run import Places
     from provisioning.known_faults import NO_FIX
 
-    model = model_or_suite_of(args)
-    require_one_chip(model.selection)
-    choice, least, operators = choice_of(args), args.least, tuple(args.keep_on_cpu)
-    script = Parser.user_folder() / args.write if args.write else None
-    if script:
-        require_script(script)
-    lane = explainer(model)
-    model = replace(model, keep_on_cpu=operators)
+    program = explainer(model).chosen_program(model, choice)
+    if model.lane == ONNX and model.typed and not model.options.calibrate:
+        note = "note: inputs are random; with real ones (--calibrate) other operators may differ"
+        sys.stderr.write(f"{note}\n")
+    result = search(model, program)
+    differs = result.sqnr_db < result.least
+    operator = result.first if differs else None
+    answer.add(program=program.name, **as_json(result))
+    lines = [*as_text(result)]
+    print("\n".join(lines))
+    if script and operator:
+        write_script(script, model, program, operator, result.least, report)
+    elif script:
+        print(f"{script.name} is not written: no operator differs")
+    trial = fix_of_trials(model, program, result) if operator else NO_FIX
+    fix = fix_of(result, lambda verb, *more: command_of(model, verb, *more), trial)
+    print(f"next: {fix}")
+    if differs:
+        say_finding(program.name, lines, fix, result, report)
+    return exit_code_of(good=not differs)
 
-    def command(verb: str, *more: str) -> str:
-        return model.command(verb, model.selection.soc, *more) if model.typed else ""
 
-    def trial_of(result: DivergenceResult, program: Any) -> str:
-        """Of a suite's program, whose model may have arguments, the command that tries fixes."""
-        if not model.typed:
-            precision = program.run.kind
-            again = session("compile", "MODEL", "--precision", precision, "--soc", program.soc, "-o", "out")
-            return Fix("{} tries fixes of the case's model", again)
-        cause = of_divergence(result, command("divergence"))
-        return proofs_of(model, model.selection.soc, outcome_of(model), cause).fix
+def search(model: OneModel, program: Any) -> DivergenceResult:
+    """Search for the operator. The error of a program that does not compile names what explains it."""
+    from ci.explain.divergence import DIFFERS_DB, DivergenceLimits
+    from ci.explain.lane import explainer
 
-    def work(report: ModelReport) -> int:
-        program = lane.chosen_program(model, choice, operators)
-        if model.lane == ONNX and model.typed and not model.calibrate:
-            say = "note: inputs are random; with real ones (--calibrate) other operators may differ"
-            sys.stderr.write(f"{say}\n")
-        thresholds, name = program.thresholds, program.name
-        try:
-            limits = DivergenceLimits(least or (thresholds and thresholds.reference_sqnr_db) or DIFFERS_DB)
-            result = lane.divergence_of(model, program, limits)
-        except ToolkitError as error:
-            if error.exit_code != CheckFailed.exit_code:
-                raise
-            again = command("audit") or model.lane.suites.repeat(program)
-            raise CheckFailed(
-                f"{name}: {error.message}",
-                fix=Fix("{} shows what does not compile, and what to write instead", again),
-            ) from error
-        differs = result.sqnr_db < result.least
-        answer.add(program=name, **as_json(result))
-        lines = list(as_text(result))
-        print("\n".join(lines))
-        if script and differs and result.first:
-            cut_out = lane.script_of(model, program, result.first, result.least)
-            script.write_text(cut_out.text, encoding="utf-8")
-            report.wrote([script])
-            answer.add(verdict=cut_out.verdict, files=[str(script)])
-            print(f"{script.name}, run alone: {cut_out.verdict}")
-        elif script:
-            print(f"{script.name} is not written: no operator differs")
-        fix = fix_of(result, command, trial_of(result, program) if differs and result.first else NO_FIX)
-        print(f"next: {fix}")
-        if differs:
-            message = "; ".join(lines[:2])
-            place = result.first.line if result.first else None
-            finding = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
-            answer.add_findings([Places.of().located(finding)])
-            report.fail(message, fix)
-        return int(differs)
+    thresholds = program.thresholds
+    of_suite = thresholds.reference_sqnr_db if thresholds else None
+    limits = DivergenceLimits(model.options.least or of_suite or DIFFERS_DB)
+    try:
+        return explainer(model).divergence_of(model, program, limits)
+    except ToolkitError as error:
+        if error.exit_code != CheckFailed.exit_code:
+            raise
+        again = command_of(model, "audit") or model.lane.suites.repeat(program)
+        fix = Fix("{} shows what does not compile, and what to write instead", again)
+        raise CheckFailed(f"{program.name}: {error.message}", fix=fix) from error
 
-    return reported("divergence", model, [*choice.words, *model.traits], work)
+
+def command_of(model: OneModel, verb: str, *more: str) -> str:
+    """The command for the same model; empty for a suite's program, whose model may have arguments."""
+    return model.command(verb, model.selection.soc, *more) if model.typed else ""
+
+
+def fix_of_trials(model: OneModel, program: Any, result: DivergenceResult) -> str:
+    """The fixes that helped. For a suite's program, the command that tries some."""
+    from ci.explain.cause import of_divergence, proofs_of
+    from ci.explain.lane import outcome_of
+
+    if not model.typed:
+        precision = program.run.kind
+        again = session("compile", "MODEL", "--precision", precision, "--soc", program.soc, "-o", "out")
+        return Fix("{} tries fixes of the case's model", again)
+    cause = of_divergence(result, command_of(model, DIVERGENCE))
+    return proofs_of(model, model.selection.soc, outcome_of(model), cause).fix
+
+
+def write_script(
+    script: Path,
+    model: OneModel,
+    program: Any,
+    operator: DivergentOperator,
+    least: float,
+    report: ModelReport,
+) -> None:
+    """Write the operator with its inputs as a script, and say what it gives."""
+    from ci.explain.lane import explainer
+
+    cut_out = explainer(model).script_of(model, program, operator, least)
+    script.write_text(cut_out.text, encoding="utf-8")
+    report.wrote([script])
+    answer.add(verdict=cut_out.verdict, files=[str(script)])
+    print(f"{script.name}, run alone: {cut_out.verdict}")
+
+
+def say_finding(
+    name: str, lines: Sequence[str], fix: str, result: DivergenceResult, report: ModelReport
+) -> None:
+    """Put the operator into the answer and the report."""
+    from provisioning.base.findings import Finding, Severity
+    from provisioning.base.stage_run import Places
+
+    message = "; ".join(lines[:2])
+    place = result.first.line if result.first else None
+    finding = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
+    answer.add_findings([Places.of().located(finding)])
+    report.fail(message, fix)

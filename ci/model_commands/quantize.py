@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import (
     OneModel,
     add_model,
-    add_output,
-    add_precision_file,
     one_model_of,
     require_one_chip,
 )
-from ci.suite.options import add_choice, add_work, choice_of
-from provisioning.base.command_line import switch
+from ci.one_model.options import QUANTIZE
+from ci.suite.options import add_choice, choice_of
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
 
@@ -41,17 +38,8 @@ class Quantizes(Protocol):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, f"{MODEL_HELP}; with --where also none: a suite's program", optional=True)
-    add_output(parser, "the folder for the quantized model and its record", required=False)
-    parser.add_argument("--precision", help="8a8w, 16a8w, 16a4w …")
-    add_precision_file(parser)
-    switch(
-        parser,
-        "--where",
-        "write nothing; list what each operator loses against float on the CPU, worst first",
-    )
-    add_choice(parser, "manifests/suites/models.toml")
-    add_work(parser.add_argument_group("how"), "a step")
+    add_model(parser, QUANTIZE, f"{MODEL_HELP}; with --where also none: a suite's program", optional=True)
+    add_choice(parser, QUANTIZE)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,11 +49,12 @@ def run(args: argparse.Namespace) -> int:
     from ci.one_model.product import History, judged, write_products
     from ci.one_model.report import ModelReport, reported
 
-    model = one_model_of(args)
-    if model.typed and not (model.precision or model.precision_file):
+    model = one_model_of(args, QUANTIZE)
+    options = model.options
+    if model.typed and not (options.precisions or options.precision_file):
         raise UsageError(f"the precision for {model.typed} is missing", fix=add_flags("--precision", "8a8w"))
     lane: Quantizes = model.lane.product
-    if args.where:
+    if options.where:
         require_one_chip(model.selection)
         choice = choice_of(args)
 
@@ -73,13 +62,12 @@ def run(args: argparse.Namespace) -> int:
             print("\n".join(as_text(*explainer(model).losses(model, choice))))
             return 0
 
-        return reported("quantize", model, ["--where", *choice.words, *model.traits], losses)
-    if not model.typed or args.output is None:
+        return reported(QUANTIZE, model, ["--where", *choice.words, *model.traits], losses)
+    if not model.typed or options.output is None:
         raise UsageError(
             "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
         )
-    model = replace(model, output=args.output)
-    output = model.output.absolute()
+    output = options.output.absolute()
 
     def work(report: ModelReport) -> int:
         with writing_into(output, model.selection.store) as (new, publish):
@@ -87,4 +75,4 @@ def run(args: argparse.Namespace) -> int:
             write_products(products, model, new, publish, report, History())
         return judged(products, report)
 
-    return reported("quantize", model, model.traits, work)
+    return reported(QUANTIZE, model, model.traits, work)

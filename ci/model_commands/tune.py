@@ -5,22 +5,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import (
-    OneModel,
-    add_model,
-    add_option,
-    add_precisions,
-    one_model_of,
-    require_one_chip,
-)
-from ci.suite.options import add_work
+from ci.one_model.model import OneModel, add_model, one_model_of, require_one_chip
+from ci.one_model.options import TUNE, Floor
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, count, valued
+from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -39,62 +32,27 @@ SAMPLES = 32
 """That judge each program, where --inferences names no number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    value: float
-    decibels: bool
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_option(add_model(parser))
-    goal = parser.add_argument_group("what must hold")
-    valued(
-        goal, "--floor", "35dB", "the least SQNR against float, or with --metric the least result", type=floor
-    )
-    valued(
-        goal,
-        "--metric",
-        "FILE.py:FUNCTION",
-        "a function that gets the program's outputs and float's (a list of arrays for each inference)"
-        " and returns a number; more is better",
-    )
-    add_precisions(parser, f"twice: the cheap one, then the exact one [{', '.join(USUAL)}]")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="the folder for the precision file [here]",
-    )
-    group = parser.add_argument_group("how")
-    group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
-    add_work(group, "a step")
+    add_model(parser, TUNE)
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.tune import tuned
     from ci.one_model.report import reported
 
-    model, output = one_model_of(args), args.output
+    model = one_model_of(args, TUNE)
     require_one_chip(model.selection)
-    goal = goal_of(args.floor, args.metric)
-    model = replace(model, inferences=model.inferences or SAMPLES)
-    precisions: list[str] = args.precisions or [*USUAL]
+    goal = goal_of(model.options.floor, model.options.metric)
+    model = model.use(replace(model.options, inferences=model.options.inferences or SAMPLES))
+    precisions = model.options.precisions or USUAL
     if len(precisions) != 2:
         raise UsageError(f"--precision {' '.join(precisions)}: expected two", fix=TWO_PRECISIONS)
-    about = [*precisions, f"{goal.figure} {goal.floor:g}", *model.traits]
+    about = [*precisions, f"{goal.figure} {goal.floor:g}", *model.selection.socs]
 
     def work(report: ModelReport) -> int:
-        return _write(tuned(model, (precisions[0], precisions[1]), goal), model, output, report)
+        return _write(tuned(model, (precisions[0], precisions[1]), goal), model, report)
 
-    return reported("tune", model, about, work)
-
-
-def floor(text: str) -> Floor:
-    if not (match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(dB)?", text)):
-        raise argparse.ArgumentTypeError(f"expected 35dB, or with --metric a number, found {text!r}")
-    return Floor(float(match[1]), bool(match[2]))
+    return reported(TUNE, model, about, work)
 
 
 def goal_of(least: Floor | None, metric: str | None) -> Goal:
@@ -114,7 +72,7 @@ def goal_of(least: Floor | None, metric: str | None) -> Goal:
     return Goal(least.value)
 
 
-def _write(result: Tuned, model: OneModel, output: Path, report: ModelReport) -> int:
+def _write(result: Tuned, model: OneModel, report: ModelReport) -> int:
     """Write which operators have which precision, if a mixture holds what it must."""
     from ci.explain.tune import as_text, document, settings_of, wrong
     from ci.one_model.output import file_line, keep_origins, require_own, writing_into
@@ -126,7 +84,7 @@ def _write(result: Tuned, model: OneModel, output: Path, report: ModelReport) ->
         report.fail(wrong(result))
         print(wrong(result))
         return CheckFailed.exit_code
-    file, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / output
+    file, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / model.output
     stem = re.sub(r"\.(py|pt2|onnx)$", "", file)
     comment = f"Written by `{report.stage.command}`."
     precision, nodes = settings_of(result.units, result.winner.units, *result.names)
@@ -139,7 +97,7 @@ def _write(result: Tuned, model: OneModel, output: Path, report: ModelReport) ->
         keep_origins(files, model.typed)
     report.wrote(files)
     print("\n".join(map(file_line, files)))
-    variant = replace(model, precision_file=output / name)
+    variant = model.use(replace(model.options, precisions=(), precision_file=model.output / name))
     command = variant.command("compile", model.selection.soc, "-o", "out")
     print(f"compile it: {command}")
     answer.add(files=[str(path) for path in files], next=command.installed)

@@ -20,6 +20,7 @@ from provisioning.base import toml
 from provisioning.base.commands import add_flags, leave_out, session
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
+from provisioning.base.option_fields import suite_names
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, PLACEHOLDER, project
 
 WORKFLOW = MANIFESTS / "workflow.yml"
@@ -172,17 +173,18 @@ class Addition:
 
 def addition_of(model: OneModel, suite: Path) -> Addition:
     """Refuses a suite that cannot have the model, before anything is compiled."""
-    if model.backend not in (None, "htp"):
+    backend = model.options.processor
+    if backend != "htp":
         raise UsageError(
-            f"--suite adds a run for the HTP, and --backend is {model.backend}",
-            fix=leave_out("--suite", f', and write backend = "{model.backend}" into a run by hand'),
+            f"--suite adds a run for the HTP, and --backend is {backend}",
+            fix=leave_out("--suite", f', and write backend = "{backend}" into a run by hand'),
         )
     _require_place(suite)
     lane: Compiles = model.lane.product
     program = lane.programs_of(model, suite)[0]
     case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
     values = program.run.model_dump(mode="json", exclude_defaults=True)
-    run = {name: values.get(name) for name in lane.FIELDS}
+    run = {name: values.get(name) for name in suite_names(model.lane.options, "run")}
     socs, profile = model.selection.socs, model.selection.profile
     addition = Addition(model.lane.suites, suite, program.case_name, case, run, socs, profile)
     addition.require_possible()

@@ -205,9 +205,6 @@ class Product:
 class Compiles(Protocol):
     """What is asked of a lane's module `product`: the way of a suite's programs, of one model."""
 
-    FIELDS: Sequence[str]
-    """What `compile --suite` writes of a run."""
-
     def programs_of(self, model: OneModel, suite: Path | None = None) -> list[Any]:
         """For each chip the program of a suite of one, or of the suite that will have it. Refuses what cannot
         be compiled; imports nothing heavy."""

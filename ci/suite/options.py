@@ -7,27 +7,68 @@ import argparse
 import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 from ci.work.jobs import Job, WorkOptions, longest_first
-from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable, switch, valued
+from provisioning.base.command_line import TIMEOUT, add_timeout, count, switch
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError
+from provisioning.base.option_fields import Options, add_options, group_named, option, read_options
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 
+SHIPPED = "manifests/suites/models.toml"
+STAGES = ("test_lowering", "test_emulator", "test_onnx", "test_llm")
+"""Verbs whose programs a suite has."""
+CHOOSING = (*STAGES, "divergence", "quantize", "matrix")
+"""Verbs that take programs of suites."""
+WHICH = "which programs"
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+
+@dataclass(frozen=True)
+class Choice(Options):
     """Which programs of which suites; empty fields choose all."""
 
-    suites: tuple[Path, ...] = ()
-    tags: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    shard: str = ""
+    suites: tuple[Path, ...] = option(
+        (),
+        "--suite",
+        f"cases as in {SHIPPED}, which is the default; may be repeated",
+        metavar="FILE",
+        parse=Path,
+        verbs=CHOOSING,
+        helps={
+            "test_llm": "cases as in manifests/suites/llm.toml, which is the default; may be repeated",
+        },
+        group=WHICH,
+    )
+    tags: tuple[str, ...] = option(
+        (),
+        "--tag",
+        "runs with this tag: pr, nightly; may be repeated",
+        metavar="TAG",
+        verbs=CHOOSING,
+        group=WHICH,
+    )
+    words: tuple[str, ...] = option(
+        (),
+        "-k",
+        "parts of names CASE/RUN/SOC with and, or, not and parentheses; may be repeated",
+        metavar="EXPR",
+        verbs=CHOOSING,
+        group=WHICH,
+    )
+    shard: str = option(
+        "",
+        "--shard",
+        "the I-th of N parts of equal length",
+        metavar="I/N",
+        verbs=STAGES,
+        group="how",
+        unprinted="one program is no part of several",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +81,21 @@ class StageOptions:
     list_only: bool
 
 
-def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
-    """`shipped` is the suite that is used without --suite."""
-    parser.set_defaults(shard=None)
-    group = parser.add_argument_group("which programs")
-    repeatable(group, "--suite", "FILE", f"cases as in {shipped}, which is the default", type=Path)
-    group.add_argument("--tag", action="append", help="runs with this tag: pr, nightly; may be repeated")
-    repeatable(
-        group, "-k", "EXPR", "parts of names CASE/RUN/SOC with and, or, not and parentheses", dest="words"
-    )
+def add_choice(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The flags that choose a suite's programs for this verb."""
+    add_options(parser, verb, {WHICH: Choice})
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
-    check(args.suite)
-    suites = tuple(path.absolute() for path in args.suite)
-    return Choice(suites, tuple(args.tag or ()), tuple(args.words), args.shard or "")
+    choice = read_options(Choice, args)
+    check(choice.suites)
+    return replace(choice, suites=tuple(path.absolute() for path in choice.suites))
 
 
 def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argparse._ArgumentGroup:
     """Returns the group, so that a stage can add its own flags."""
     parser.set_defaults(accept=False)
-    group = parser.add_argument_group("how")
-    valued(group, "--shard", "I/N", "the I-th of N parts of equal length")
+    group = group_named(parser, "how")
     switch(group, "--list", "list the chosen programs and stop")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(group, "a program")

@@ -12,8 +12,8 @@ from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
+from ci.one_model.options import ModelOptions
 from ci.one_model.product import Outcome, Product
-from ci.work.jobs import WorkOptions
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection
@@ -55,14 +55,12 @@ class StandInLane:
         folder: Path,
         typed: str = "net.py:make",
         gives: Callable[[OneModel], Outcome] = lambda _: RED,
-        flags: Sequence[str] = (),
     ) -> None:
         selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
         lane: Any = self
-        self.model = OneModel(
-            selection, typed, lane, WorkOptions(), precision="16a8w", output=folder / "out", search=False
-        )
-        self.folder, self.gives, self.flags = folder, gives, tuple(flags)
+        options = ModelOptions(precisions=("16a8w",), output=folder / "out", search=False)
+        self.model = OneModel(selection, typed, lane, options)
+        self.folder, self.gives = folder, gives
         self.asked: list[tuple[str, ...] | None] = []
         self.only_compiles = False
 

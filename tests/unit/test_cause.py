@@ -29,6 +29,7 @@ from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Scores
 from ci.explain.rewriting import Rewritten
 from ci.one_model.model import OneModel
+from ci.one_model.options import ModelOptions
 from ci.one_model.product import History, NoGraph, Outcome
 from ci.suite.findings import is_of_chip
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
@@ -168,7 +169,7 @@ def proved(
     **more: Any,
 ) -> tuple[Proofs, StandInLane]:
     lane = kind(folder, gives=gives)
-    model = replace(lane.model, precision=more.get("precision", "16a8w"))
+    model = lane.model.use_precision(more.get("precision", "16a8w"))
     return proofs_of(model, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), lane
 
 
@@ -328,7 +329,7 @@ def test_of_a_model_that_does_not_export_nothing_is_tried_and_without_time_neith
 @pytest.mark.parametrize("error", [NoGraph("raises", fix="x"), CheckFailed("dies", fix="x")])
 def test_of_a_model_without_a_graph_no_fix_is_tried(error: ToolkitError, tmp_path: Path) -> None:
     lane = StandInLane(tmp_path, gives=lambda model: green(50))
-    model, program = replace(lane.model, search=True, verify=True), SimpleNamespace(soc="SM8650")
+    model, program = lane.model.use(ModelOptions(precisions=("16a8w",))), SimpleNamespace(soc="SM8650")
     with pytest.raises(type(error)):
         with_causes(model, [program], [error], History())  # type: ignore[list-item]
     assert bool(lane.asked) == (not isinstance(error, NoGraph))

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ import pytest
 
 from ci.model_commands.compile import compile_model, compile_precisions
 from ci.one_model.model import ModelLane, OneModel
+from ci.one_model.options import ModelOptions
 from ci.one_model.product import History, Product, each_product
 from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import NO_SUITE
@@ -25,6 +27,7 @@ from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Report
+from provisioning.base.option_fields import option
 from provisioning.base.settings import Selection
 from tests.support import toy_lane
 from tests.support.toy_lane import (
@@ -40,8 +43,14 @@ from tests.support.toy_lane import (
 
 pytestmark = pytest.mark.usefixtures("one_template")
 
+
 # Its models begin here.
-FIELDS = ("width",)
+@dataclass(frozen=True)
+class ToyOptions(ModelOptions):
+    embed: bool = option(False, "--embed", "write a record", verbs=("compile",), suite="run.width")
+
+
+OPTIONS = ToyOptions
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[ToyProgram]:
@@ -60,7 +69,7 @@ def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Map
     folder = require_done(results["toy"]).folder
     assert folder
     files: dict[str, Path | str] = {f"net-{program.soc}": folder / "program"}
-    if model.embed:
+    if model.own(ToyOptions).embed:
         files["net.json"] = json.dumps({"schema": 1})
     return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"], chips=program.soc)
 
@@ -145,8 +154,8 @@ def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
 
 def model_of(folder: Path, width: int, socs: tuple[str, ...] = ("SM8650",), **more: Any) -> OneModel:
     selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
-    lane, work = Toys("toys", "", "", (), only_compiles=True), WorkOptions(jobs=1)
-    return OneModel(selection, str(width), lane, work, output=folder / "out", **more)
+    lane, options = Toys("toys", "", ""), ToyOptions(output=folder / "out", search=False, **more)
+    return OneModel(selection, str(width), lane, options, WorkOptions(jobs=1))
 
 
 def compiled(

@@ -21,6 +21,7 @@ from ci.lanes.executorch.findings import (
     of_compiled,
     of_run,
 )
+from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import product_of
 from ci.lanes.executorch.steps import COMPILED, RAN, ExecutorchPlan
@@ -249,7 +250,7 @@ class TestWhole:
     ) -> None:
         made = make_program(tmp_path / "suite")
         plan, results = self.plan(made, tmp_path), {COMPILED: _compiled(tmp_path, content, **facts)}
-        model = OneModel(plan.selection, "net.py:make", PYTORCH, plan.work)
+        model = OneModel(plan.selection, "net.py:make", PYTORCH, ExecutorchOptions(), plan.work)
         if run:
             results[RAN] = Result(record=run)
         with pytest.raises(CheckFailed, match=words):

@@ -11,19 +11,11 @@ from pydantic import ValidationError
 from ci.lanes.executorch.suite import ExecutorchRun, programs_of
 from ci.lanes.executorch.verb import EMULATION, LOWERING
 from ci.lanes.llm import verb as llm_verb
+from ci.lanes.llm.model_options import LlmOptions
 from ci.lanes.onnx import verb as onnx_verb
 from ci.model_commands import audit, compile, divergence, quantize
-from ci.one_model.model import (
-    CHECKPOINT,
-    LANGUAGE_TIMEOUT,
-    ONNX,
-    PYTORCH,
-    Language,
-    ModelLane,
-    OneModel,
-    model_to_compile,
-    one_model_of,
-)
+from ci.one_model.model import CHECKPOINT, ONNX, PYTORCH, ModelLane, one_model_of
+from ci.one_model.options import AUDIT, COMPILE, DIVERGENCE, LANGUAGE_TIMEOUT, QUANTIZE
 from ci.suite.options import Choice, stage_options
 from ci.suite.suite_file import precision_text
 from ci.work.jobs import WorkOptions
@@ -33,11 +25,11 @@ from tests.support.journey_files import SUITE
 from tests.support.typed import parsed
 
 STAGES = [LOWERING, EMULATION, onnx_verb, llm_verb]
-COMMANDS: list[tuple[Any, list[str]]] = [
-    (compile, ["-o", "out"]),
-    (quantize, ["-o", "out", "--precision", "8a8w"]),
-    (audit, []),
-    (divergence, []),
+COMMANDS: list[tuple[Any, str, list[str]]] = [
+    (compile, COMPILE, ["-o", "out"]),
+    (quantize, QUANTIZE, ["-o", "out", "--precision", "8a8w"]),
+    (audit, AUDIT, []),
+    (divergence, DIVERGENCE, []),
 ]
 
 
@@ -66,14 +58,14 @@ def test_a_suite_that_is_not_there_and_another_target_are_refused_before_any_wor
 
 
 @pytest.mark.parametrize(("model", "lane"), [("net.py:make", PYTORCH), ("net.onnx", ONNX)])
-@pytest.mark.parametrize(("verb", "more"), COMMANDS)
+@pytest.mark.parametrize(("verb", "name", "more"), COMMANDS)
 def test_a_command_for_one_model_has_the_models_lane(
-    verb: Any, more: list[str], model: str, lane: ModelLane
+    verb: Any, name: str, more: list[str], model: str, lane: ModelLane
 ) -> None:
-    ask = one_model_of(parsed(verb, model, *more, "--calibrate", "samples", "--soc", "SM8750"))
-    assert (ask.typed, ask.lane, ask.calibrate, ask.selection.soc) == (model, lane, "samples", "SM8750")
-    flags = {name for name in OneModel.__slots__ if getattr(ask, name) is True}
-    assert flags == {"verify", "search"} and ask.work.cache and ask.options == ask.dimensions == ()
+    ask = one_model_of(parsed(verb, model, *more, "--calibrate", "samples", "--soc", "SM8750"), name)
+    assert (ask.typed, ask.lane, ask.selection.soc) == (model, lane, "SM8750") and ask.work.cache
+    precisions, output = ("8a8w",) if verb is quantize else (), Path("out") if more else None
+    assert ask.options == lane.options(calibrate="samples", precisions=precisions, output=output)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +78,19 @@ def test_a_command_for_one_model_has_the_models_lane(
 )
 def test_a_flag_that_this_kind_of_model_ignores_is_refused_by_its_name(model: str, flag: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        one_model_of(parsed(compile, model, "-o", "out", *flag))
+        one_model_of(parsed(compile, model, "-o", "out", *flag), COMPILE)
     assert caught.value.fix == f"leave {flag[0]} out"
 
 
 def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
-    assert one_model_of(args, checkpoints=True).lane == CHECKPOINT
-    assert model_to_compile(args).language == Language("genie", 512, 32, None)
-    assert model_to_compile(args).work.timeout == LANGUAGE_TIMEOUT
+    model = one_model_of(args, COMPILE)
+    options = model.own(LlmOptions)
+    assert model.lane == CHECKPOINT and model.work.timeout == LANGUAGE_TIMEOUT
+    assert (options.through, options.context, options.prefill, options.parts) == ("genie", 512, 32, None)
     args.timeout = TIMEOUT
-    assert model_to_compile(args).work.timeout == TIMEOUT
+    assert one_model_of(args, COMPILE).work.timeout == TIMEOUT
 
 
 def suite(folder: Path, precision: str = 'precision_file = "net.precision.toml"') -> Path:

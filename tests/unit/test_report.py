@@ -16,12 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.one_model.model import PYTORCH, OneModel
+from ci.one_model.options import ModelOptions
 from ci.one_model.report import ModelReport, reported
 from ci.report import verb
 from ci.report.collect import collect, did_not_run, report_in
 from ci.report.page import html
 from ci.report.summary import headline
-from ci.work.jobs import WorkOptions
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
@@ -185,7 +185,7 @@ def test_a_page_has_the_reports_of_its_run_and_no_other_pass_counts(
 
 def model_of(reports: Path, typed: str, precision: str = "8a8w") -> OneModel:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports, reports)
-    return OneModel(selection, typed, PYTORCH, WorkOptions(), precision=precision)
+    return OneModel(selection, typed, PYTORCH, ModelOptions(precisions=(precision,)))
 
 
 def command(reports: Path, verb: str, typed: str, work: Callable[[ModelReport], int], **more: str) -> int:

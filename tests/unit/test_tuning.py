@@ -12,7 +12,8 @@ import pytest
 
 from ci.explain.losses import GroupScore
 from ci.explain.tune import Goal, Point, Tuned, TuneSearch, as_text, wrong
-from ci.model_commands.tune import Floor, goal_of
+from ci.model_commands.tune import goal_of
+from ci.one_model.options import Floor
 from ci.one_model.product import Outcome
 from provisioning.base.errors import CheckFailed, UsageError
 

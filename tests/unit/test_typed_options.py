@@ -6,16 +6,19 @@ import argparse
 import ast
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ci.__main__ import VERBS as CI
+from ci.one_model.model import kinds_of
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb
+from provisioning.base.option_fields import Options, declared_options
 from provisioning.base.settings import ROOT
-from tests.support.sources import parsed, walked
+from tests.support.sources import nodes, our_files, parsed, walked
 from tests.support.typed import parsers
 
 VERBS = [*PROVISIONING.values(), *CI.values(), *LAB.values()]
@@ -89,6 +92,33 @@ def _configured(verb: Verb) -> tuple[object, list[argparse.ArgumentParser]]:
     return owner, list(parsers(parser))
 
 
+def _kinds(kind: type[Options]) -> Iterator[type[Options]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _kinds(subclass)
+
+
+def test_every_option_is_read_or_is_a_suites_field() -> None:
+    read = {
+        node.attr
+        for file in our_files("ci")
+        for node in nodes(file)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    for verb in VERBS:
+        importlib.import_module(verb.module.partition(":")[0])
+    kinds_of("compile")
+    kinds = [kind for kind in _kinds(Options) if kind.__module__.startswith("ci.")]
+    assert len(kinds) > 4
+    unread = {
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name, row in declared_options(kind).items()
+        if name not in read and not row.suite
+    }
+    assert not unread
+
+
 NO_PATHS = {"calibrate", "compare", "device_dir"}
 """Folders of a device, and what the lane reads in its own way."""
 
@@ -109,7 +139,9 @@ def test_a_verb_reads_the_flags_that_it_has_and_no_others(verb: Verb) -> None:
     owner, every = _configured(verb)
     flags = {action for command in every for action in command._actions}
     known = {action.dest for action in flags}.union(*(command._defaults for command in every))
-    shown = {action.dest for action in flags if action.help != argparse.SUPPRESS} - {"help", "debug"}
+    # Options are fields of a type, and mypy checks who reads them.
+    plain = {action for action in flags if argparse.SUPPRESS not in (action.help, action.default)}
+    shown = {action.dest for action in plain} - {"help", "debug"}
     read = _read_by(_file(verb.module), owner=type(owner).__name__)
     assert not read - known, "read, and never there"
     assert not shown - read, "read by nothing"

@@ -14,6 +14,7 @@ import numpy
 import pytest
 
 from ci.__main__ import VERBS
+from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.product import program_of, require_done
 from ci.lanes.executorch.steps import ExecutorchPlan
 from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
@@ -190,7 +191,7 @@ def test_relative_paths_of_a_single_model_begin_where_its_user_is(
     (tmp_path / "models" / "net.py").write_text("def make(): ...")
     monkeypatch.chdir(tmp_path)
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
-    model = OneModel(selection, "models/net.py:make", PYTORCH, WorkOptions())
+    model = OneModel(selection, "models/net.py:make", PYTORCH, ExecutorchOptions())
     assert program_of(model).working_folder == tmp_path
     in_suite = program_of(model, suite=tmp_path / "models" / "suite.toml")
     assert in_suite.working_folder == tmp_path / "models"
@@ -199,7 +200,7 @@ def test_relative_paths_of_a_single_model_begin_where_its_user_is(
 def test_a_node_that_a_single_model_has_not_is_a_slip_of_the_command_and_of_no_suite(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("def make(): ...")
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
-    program = program_of(OneModel(selection, f"{tmp_path}/net.py:make", PYTORCH, WorkOptions()))
+    program = program_of(OneModel(selection, f"{tmp_path}/net.py:make", PYTORCH, ExecutorchOptions()))
     plan = ExecutorchPlan((program,), selection, WorkOptions(), tmp_path, {}, {}, tmp_path, {}, {})
     failure = Failure("suite", "cpu_nodes = 'nope' matches no node")
     with pytest.raises(UsageError) as caught:

@@ -65,8 +65,8 @@ T = TypeVar("T")
 QUANTIZERS = "quantized_decomposed."
 
 
-def chosen_program(model: OneModel, choice: Choice, cpu_nodes: tuple[str, ...] = ()) -> ExecutorchProgram:
-    return program_of(model, cpu_nodes=cpu_nodes) if model.typed else only(on_htp(choice, model.selection))
+def chosen_program(model: OneModel, choice: Choice) -> ExecutorchProgram:
+    return program_of(model) if model.typed else only(on_htp(choice, model.selection))
 
 
 def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
@@ -153,7 +153,7 @@ def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritte
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """Every partition is compiled at each precision."""
     usual = ("qdq",) if model.file.quantized else SCHEMES
-    variants = (program_of(replace(model, precision=name)) for name in precisions or usual)
+    variants = (program_of(model.use_precision(name)) for name in precisions or usual)
     programs = {program.run.precision: program for program in variants}
     plan = plan_of_model(model, "audit", list(programs.values()))
     results = compile_programs(plan, crashes_on_cpu=True)

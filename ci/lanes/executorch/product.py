@@ -29,6 +29,7 @@ from ci.lanes.executorch.findings import (
     suspected_of,
     suspected_on_cpu,
 )
+from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.orders import (
     ChipProgram,
     EmulatorRun,
@@ -77,6 +78,7 @@ from provisioning.base.commands import Fix, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replacing
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.option_fields import suite_values
 from provisioning.base.progress import at_work
 from provisioning.base.rendering import plural
 from provisioning.base.settings import Selection
@@ -86,13 +88,11 @@ from provisioning.environment import resolve
 from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault
 from provisioning.manifest import load_socs
 
-FIELDS = ("precision", "cpu_nodes", "calibration")
-
 NOT_RUN = ("--verify", "none")
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[ExecutorchProgram]:
-    programs = [program_of(model, soc, model.keep_on_cpu, suite) for soc in model.selection.socs]
+    programs = [program_of(model, soc, suite) for soc in model.selection.socs]
     require_fp16(programs)
     return programs
 
@@ -105,7 +105,7 @@ def products_of(model: OneModel, programs: Sequence[ExecutorchProgram]) -> list[
 def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
     on_emulator = [program.name for program in plan.programs if program.backend == "htp"]
     runner: Runner | None = None
-    if model.verify and on_emulator:
+    if model.options.is_verified and on_emulator:
         try:
             # Before the compile, which may take minutes.
             runner = ready_runner(os.environ, plan.selection.reports, plan.executorch)
@@ -159,12 +159,11 @@ def product_of(
     if quantized := in_words(figures, "reference_"):
         more += [f"{quantized} against the quantized model"]
     more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
-    flags = [word for node in model.keep_on_cpu for word in ("--keep-on-cpu", node)]
-    divergence = model.command("divergence", program.soc, *flags)
+    divergence = model.command("divergence", program.soc)
     slices = emulation.slices
     causes = causes_of(program, facts, slices, figures, plan.build_id)
     suspects = suspected_of(program, facts, figures, plan.build_id)
-    if model.search:
+    if model.options.search:
         # What is likely is said where nothing is measured.
         causes = replace(causes, losses="", faults=())
     where = model.command("quantize", program.soc, "--where")
@@ -299,23 +298,25 @@ def scheme_of(model: UserModel, precision: str | None) -> str:
     return scheme
 
 
-def program_of(
-    model: OneModel, soc: str = "", cpu_nodes: tuple[str, ...] = (), suite: Path | None = None
-) -> ExecutorchProgram:
-    """Of a model that no suite has, or that `suite` will have; `soc` if not for the first chip."""
+def program_of(model: OneModel, soc: str = "", suite: Path | None = None) -> ExecutorchProgram:
+    """A model that no suite has, or that `suite` will have, for `soc` or the first chip."""
+    options = model.options
     user_model, samples, soc = model.file, model.samples_folder, soc or model.selection.soc
-    file = precision_file_of(model.precision_file, "executorch")
+    file = precision_file_of(options.precision_file, "executorch")
     scheme = scheme_of(user_model, file.precision if file else model.precision)
     factory = factory_in(user_model, suite) if suite else user_model.factory
     suite = suite or user_model.search_path / NO_SUITE
-    request: dict[str, object] = {"precision": scheme, "backend": model.backend, "socs": (soc,)}
-    request |= {"cpu_nodes": cpu_nodes, **({"nodes": file.nodes} if file else {})}
-    request |= {"calibration": model.calibration} if scheme not in AS_IT_IS else {}
+    request = suite_values(options, "run") | {"precision": scheme, "socs": (soc,)}
+    # What the file says takes its place: the content, and not the name, decides what is compiled.
+    request.pop("precision_file", None)
+    request |= {"nodes": file.nodes} if file else {}
+    if scheme in AS_IT_IS:
+        request.pop("calibration", None)
     try:
         run = ExecutorchRun.model_validate(request)
         place = os.path.relpath(samples, suite.parent) if samples else ""
         case = ExecutorchCase.model_validate(
-            {"factory": factory, "samples": place, "inferences": model.inferences, "run": (run,)}
+            suite_values(options, "case") | {"factory": factory, "samples": place, "run": (run,)}
         )
     except ValidationError as error:
         words = error.errors()[0]["msg"].removeprefix("Value error, ")
@@ -325,7 +326,8 @@ def program_of(
 
 
 def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:
-    names = dict.fromkeys((*program.needs.variables, *model.variables))
+    own = model.own(ExecutorchOptions)
+    names = dict.fromkeys((*program.needs.variables, *own.variables))
     return replace(program, needs=replace(program.needs, variables=tuple(names)))
 
 

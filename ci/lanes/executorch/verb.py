@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.selection import add_selection
 
-SUITE = "manifests/suites/models.toml"
-
 
 @dataclass(frozen=True, slots=True)
 class SuiteStage:
@@ -18,7 +16,7 @@ class SuiteStage:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
-        add_choice(parser, SUITE)
+        add_choice(parser, "test_emulator" if self.on_emulator else "test_lowering")
         add_how(parser)
 
     def run(self, args: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from ci.lanes.llm.genie import (
     setting,
     sizes_of,
 )
+from ci.lanes.llm.model_options import LlmOptions
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -49,10 +50,12 @@ from ci.lanes.llm.tokenizer import (
     without_beginning,
     words_after,
 )
+from ci.one_model.model import OneModel
 from ci.suite.findings import verdict
 from ci.suite.stage import ready_environment
 from ci.work.plain import as_json, read
 from ci.work.schedule import Asker, asking
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Metric, Severity
@@ -75,40 +78,31 @@ def ask_worker(
     return asking(home_of("lower", logs, variables), f"{WORKER}:answer", log, timeout)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    folder: Path
-    text: str
-    chat: bool
-    system: str
-    tokens: int
-    timeout: float
-    selection: Selection
-
-
-def run_model(prompt: Prompt) -> int:
-    order = compiled_in(prompt.folder)
+def run_model(model: OneModel, prompt: str) -> int:
+    """Print what the model goes on with after the prompt."""
+    options = model.own(LlmOptions)
+    order = compiled_in(Parser.user_folder() / model.typed)
     folder = Path(order.into)
     tokenizer = load_tokenizer(folder)
-    text = chat_text(folder, prompt.text, prompt.system) if prompt.chat else prompt.text
+    text = chat_text(folder, prompt, options.system) if options.chat else prompt
     tokens = without_beginning(tokens_of(tokenizer, text), _beginning_of(order))
     require_short(tokens, order.context, order.prefill)
     if order.through == GENIE:
-        answer = generate(folder / CONFIG, tokens, prompt.tokens, timeout=prompt.timeout)
+        answer = generate(folder / CONFIG, tokens, options.tokens, timeout=model.work.timeout)
     else:
-        answer = _answer_of_program(prompt, order, tokens)
+        answer = _answer_of_program(model, order, tokens)
     words = words_after(tokenizer, tokens, answer.tokens)
-    sys.stdout.write(f"{'' if prompt.chat else prompt.text}{words}\n")
+    sys.stdout.write(f"{'' if options.chat else prompt}{words}\n")
     sys.stderr.write(f"{len(answer.tokens)} tokens, stopped by {answer.stopped}\n")
     return 0
 
 
-def _answer_of_program(prompt: Prompt, order: CompileOrder, tokens: Sequence[int]) -> SpokenText:
-    """By ExecuTorch's. Its folder has what is read of the checkpoint."""
-    logs = prompt.selection.reports.absolute() / "llm"
+def _answer_of_program(model: OneModel, order: CompileOrder, tokens: Sequence[int]) -> SpokenText:
+    """Ask ExecuTorch's program. Its folder has what is read of the checkpoint."""
+    logs = model.selection.reports.absolute() / "llm"
     compiled = replace(order, model=order.into)
-    answer = AnswerOrder(compiled=compiled, prompt=list(tokens), most=prompt.tokens)
-    with ask_worker(EXECUTORCH, prompt.selection, logs, prompt.timeout) as ask:
+    answer = AnswerOrder(compiled=compiled, prompt=list(tokens), most=model.own(LlmOptions).tokens)
+    with ask_worker(EXECUTORCH, model.selection, logs, model.work.timeout) as ask:
         return read(SpokenText, ask(do="answer", **as_json(answer)))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.genie import PROGRAM, require_sizes
+from ci.lanes.llm.model_options import LlmOptions
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -35,7 +36,7 @@ from ci.lanes.llm.suite import PRECISIONS
 from ci.lanes.llm.text import windows
 from ci.lanes.llm.tokenizer import require_tokenizer
 from ci.lanes.llm.weights import require_tensors
-from ci.one_model.model import Language, OneModel
+from ci.one_model.model import OneModel
 from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
 from ci.suite.precision import refuse_several, written_name
@@ -93,10 +94,11 @@ def is_wrong_in_genie(precision: str, parts: int) -> bool:
     return precision == "fp16" and parts > 1 and parts % 2 == 1
 
 
-def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Architecture, CompileOrder]:
+def compile_order(model: OneModel, folder: Path) -> tuple[Architecture, CompileOrder]:
     """Checks everything before anything heavy is imported; what it is quantized by comes later."""
-    selection, through = model.selection, language.through
-    context, prefill = language.context, language.prefill
+    options = model.own(LlmOptions)
+    selection, through = model.selection, options.through
+    context, prefill = options.context, options.prefill
     if len(selection.socs) > 1:
         chips = ", ".join(selection.socs)
         raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
@@ -134,7 +136,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     if text is not None and not text.is_file():
         raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
     executorch = through == EXECUTORCH
-    parts = language.parts or (1 if executorch else parts_of(shape, precision))
+    parts = options.parts or (1 if executorch else parts_of(shape, precision))
     _require_parts(parts, 1 if executorch else shape.num_layers, precision, through)
     return shape, CompileOrder(
         model=str(folder),
@@ -150,7 +152,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
 
 def calibrate_of(model: OneModel) -> Path | None:
     """The text to calibrate by."""
-    return Parser.user_folder() / model.calibrate if model.calibrate else None
+    return Parser.user_folder() / model.options.calibrate if model.options.calibrate else None
 
 
 def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
@@ -175,9 +177,8 @@ def parts_of(shape: Architecture, precision: str) -> int:
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
-    assert model.language is not None
     folder, output = Parser.user_folder() / model.typed, model.output
-    shape, order = compile_order(model, model.language, folder)
+    shape, order = compile_order(model, folder)
     require_installed()
     require_tokenizer(folder, shape.vocab_size)
     if order.quantized and (text := calibrate_of(model)):

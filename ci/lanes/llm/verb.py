@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ci.one_model.model import LANGUAGE_TIMEOUT
+from ci.one_model.options import LANGUAGE_TIMEOUT
 from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.command_line import add_timeout, count, switch, valued
 from provisioning.base.selection import add_executorch, add_selection, selection_of
@@ -21,7 +21,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, "manifests/suites/llm.toml")
+    add_choice(parser, "test_llm")
     group = add_how(parser, accepts=False)
     switch(group, "--keep", "repeat all work, and keep models and contexts in reports/llm")
 

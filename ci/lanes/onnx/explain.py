@@ -47,7 +47,7 @@ from provisioning.base.errors import CheckFailed
 from provisioning.known_faults import SuspectedFault, faults_of
 
 
-def chosen_program(model: OneModel, choice: Choice, _cpu_nodes: tuple[str, ...] = ()) -> OnnxProgram:
+def chosen_program(model: OneModel, choice: Choice) -> OnnxProgram:
     return program_of(model) if model.typed else only(chosen_programs(choice, model.selection))
 
 
@@ -109,7 +109,7 @@ def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """At each precision the provider compiles what it takes."""
     quantized = precision_of(Parser.user_folder() / model.typed, None) == "qdq"
     names = precisions or (("qdq",) if quantized else ONNX_PRECISIONS)
-    return {name: _row(replace(model, precision=name)) for name in dict.fromkeys(names)}
+    return {name: _row(model.use_precision(name)) for name in dict.fromkeys(names)}
 
 
 def _row(model: OneModel) -> AuditRow | NoProgram:

@@ -27,6 +27,7 @@ from ci.lanes.onnx.model_file import (
     signature_of,
     soc_of,
 )
+from ci.lanes.onnx.model_options import OnnxOptions
 from ci.lanes.onnx.options import NO_SETTINGS, Settings, parse_assignments, settings_of
 from ci.lanes.onnx.orders import (
     CONTEXT,
@@ -87,30 +88,31 @@ T = TypeVar("T")
 
 def program_of(model: OneModel, suite: Path | None = None) -> OnnxProgram:
     """For the first chip; in `suite`, if one is to have it."""
-    options, selection = parse_assignments(model.options), model.selection
+    options, selection = model.own(OnnxOptions), model.selection
+    settings = parse_assignments(options.settings)
     for chip in selection.socs:
         # Before the suite's own check, whose message would name a field.
-        settings_of(options, soc=soc_named(chip), embed=model.embed)
+        settings_of(settings, soc=soc_named(chip), embed=options.embed)
     user_model = model.file
     assert user_model.file is not None
-    dimensions = dimensions_of(model.dimensions)
+    dimensions = dimensions_of(options.dimensions)
     require_installed()
-    file = precision_file_of(model.precision_file, "onnx")
+    file = precision_file_of(options.precision_file, "onnx")
     precision = precision_of(user_model.file, file.precision if file else model.precision)
-    samples, place = model.calibrate or "", str(user_model.file)
+    samples, place = options.calibrate or "", str(user_model.file)
     if suite:
         place, folder = os.path.relpath(place, suite.parent), Parser.user_folder() / samples
         samples = os.path.relpath(folder, suite.parent) if samples and folder.is_dir() else samples
     run = OnnxRun(
         precision=precision,
         socs=(selection.soc,),
-        per_channel=model.per_channel,
-        options=dict(options),
+        per_channel=options.per_channel,
+        options=dict(settings),
         nodes=file.nodes if file else {},
-        calibration=model.calibration if precision_named(precision).quantized else None,
+        calibration=options.calibration if precision_named(precision).quantized else None,
     )
     case = OnnxCase(
-        model=place, dimensions=dimensions, samples=samples, inferences=model.inferences, run=(run,)
+        model=place, dimensions=dimensions, samples=samples, inferences=options.inferences, run=(run,)
     )
     return OnnxProgram(suite or Parser.user_folder() / NO_SUITE, user_model.name, case, run, selection.soc)
 
@@ -201,11 +203,11 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step[OnnxProgram]:
     def options(program: OnnxProgram) -> CompileOptions:
         return CompileOptions(
             stem=_stem(plan, model, program),
-            embed=model.embed,
+            embed=model.own(OnnxOptions).embed,
             keeps_outputs=program.case.metric is not None,
         )
 
-    drawn = Preparing(drawn=True, compares=model.verify)
+    drawn = Preparing(drawn=True, compares=model.options.is_verified)
     return onnx_step(
         plan,
         "onnx",
@@ -250,9 +252,6 @@ def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
     return forecast(kind, reply.answer, fit, table, phones)
 
 
-FIELDS = ("precision", "per_channel", "calibration", "options")
-
-
 def programs_of(model: OneModel, suite: Path | None = None) -> list[OnnxProgram]:
     program = program_of(model, suite)
     programs = [replace(program, soc=soc) for soc in model.selection.socs]
@@ -263,7 +262,8 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[OnnxProgram]
 def products_of(model: OneModel, programs: Sequence[OnnxProgram]) -> list[Product | ToolkitError]:
     work = model.work
     # Nothing remembers what these options make the provider write beside the context.
-    if any("dump" in name or name.endswith("_dir") for name in parse_assignments(model.options)):
+    settings = parse_assignments(model.own(OnnxOptions).settings)
+    if any("dump" in name or name.endswith("_dir") for name in settings):
         work = replace(work, cache=False)
     plan = plan_of(programs, model.selection, work)
     results = run_cached_step(compiling_one(plan, model), plan.programs)
@@ -365,7 +365,8 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
     path = Parser.user_folder() / model.typed
     require_program(path, model.typed)
     require_installed()
-    graph, sizes = load_graph(path), dimensions_of(model.dimensions)
+    options = model.own(OnnxOptions)
+    graph, sizes = load_graph(path), dimensions_of(options.dimensions)
     if not is_context(graph):
         fix_dimensions(graph, sizes)
         if not files and (problems := list(open_inputs(graph))):
@@ -381,7 +382,8 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
         raise UsageError(message, fix=leave_out("--dimension"))
     context, cpu_nodes = read_context(path), nodes_beside_context(path)
     soc = next(iter(model.selection.named_socs), "") or soc_of(context)
-    settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.data_files)
+    assignments, embed = parse_assignments(options.settings), not context.data_files
+    settings = settings_of(assignments, soc=soc_named(soc), embed=embed)
     if context.record is None:
         sys.stderr.write(f"{record_path(path)} is missing, so a changed file cannot be detected\n")
     inputs, outputs, build_id = _run(model, files, signature_of(graph), soc, settings)
@@ -409,6 +411,6 @@ def _run(
         inputs, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))
         save(inputs, [arrays])
         places = (str(path.absolute()), str(inputs), str(outputs), str(Parser.user_folder()))
-        request = OnnxRunRequest(*places, soc, settings, model.as_it_is)
+        request = OnnxRunRequest(*places, soc, settings, model.own(OnnxOptions).as_it_is)
         reply = read(RunReply, ask(**as_json(request)))
         return arrays, saved(outputs)[0], reply.build_id

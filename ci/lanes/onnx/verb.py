@@ -20,7 +20,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, "manifests/suites/models.toml")
+    add_choice(parser, "test_onnx")
     group = add_how(parser)
     switch(group, "--keep", "compile everything again, and keep the files in reports/onnx")
 

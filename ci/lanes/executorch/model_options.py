@@ -1,0 +1,50 @@
+"""The options of the commands for a PyTorch model. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ci.one_model.options import COMPILE, DIVERGENCE, FROM_MODEL, QUANTIZE, REPAIR, ModelOptions
+from provisioning.base.option_fields import option
+
+
+@dataclass(frozen=True)
+class ExecutorchOptions(ModelOptions):
+    backend: str | None = option(
+        None,
+        "--backend",
+        "the processor [htp]",
+        choices=("htp", "lpai"),
+        verbs=(COMPILE, QUANTIZE, REPAIR),
+        suite="run.backend",
+    )
+    keep_on_cpu: tuple[str, ...] = option(
+        (),
+        "--keep-on-cpu",
+        "leave this node on the CPU; may be repeated",
+        metavar="NODE",
+        verbs=(COMPILE, DIVERGENCE, REPAIR),
+        helps={DIVERGENCE: "leave this node on the CPU, as `compile` did; may be repeated"},
+        suite="run.cpu_nodes",
+    )
+    variables: tuple[str, ...] = option(
+        (),
+        "--variable",
+        "pass this environment variable to the model; may be repeated",
+        metavar="NAME",
+        verbs=FROM_MODEL,
+    )
+
+    @property
+    def processor(self) -> str:
+        return self.backend or "htp"
+
+    def rewritten(self) -> ExecutorchOptions:
+        return replace(self, keep_on_cpu=())
+
+    @property
+    def traits(self) -> tuple[str, ...]:
+        return (*super().traits, *([self.backend] if self.backend else []))
+
+
+OPTIONS = ExecutorchOptions

@@ -1,0 +1,331 @@
+"""The options of the commands for one model that models of every kind share. Imports nothing heavy.
+
+A lane's own are in its `model_options`: a subclass of `ModelOptions`, which says what it ignores of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from provisioning.base.command_line import TIMEOUT, count, duration
+from provisioning.base.option_fields import Options, option
+
+SomeOptions = TypeVar("SomeOptions", bound="ModelOptions")
+
+PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"
+
+LANGUAGE_TIMEOUT = 4 * 3600.0
+"""Seconds after which work on a language model ends: one with a billion weights takes minutes to compile, and
+seconds for each token."""
+SEARCH_TIMEOUT = 1200.0
+"""Seconds after which the search of `divergence` ends."""
+
+COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST, RUN = (
+    "compile",
+    "quantize",
+    "audit",
+    "divergence",
+    "repair",
+    "tune",
+    "forecast",
+    "run",
+)
+FROM_MODEL = (COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST)
+"""Verbs that take a model and make a program of it."""
+SEVERAL_AT_ONCE = (COMPILE, AUDIT, TUNE, FORECAST)
+
+HOW, GOAL = "how", "what must hold"
+"""Headings of --help."""
+OF_SEARCH = "the printed command decides what becomes of it"
+OF_MACHINE = "it says how the work is done, and not which"
+OF_PLACE = "the printed command says where it writes"
+SHOWS = "it chooses what is done with a result"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least that `tune` must hold."""
+
+    value: float
+    decibels: bool
+
+    def __str__(self) -> str:
+        number = repr(self.value).removesuffix(".0")
+        return f"{number}dB" if self.decibels else number
+
+
+def floor(text: str) -> Floor:
+    """The type of an argument that is such a floor."""
+    if not (match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(dB)?", text)):
+        raise argparse.ArgumentTypeError(f"expected 35dB, or with --metric a number, found {text!r}")
+    return Floor(float(match[1]), bool(match[2]))
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    calibrate: str | None = option(
+        None,
+        "--calibrate",
+        "a folder with a file for each sample: .npy, .npz, for PyTorch models also .pt; for ONNX models"
+        " also MODULE:FUNCTION [drawn]",
+        metavar="DIR",
+        verbs=FROM_MODEL,
+        suite="case.samples",
+    )
+    calibration: int | None = option(
+        None,
+        "--calibration",
+        "at most this many calibrate [200; 32 if drawn]",
+        metavar="N",
+        parse=count,
+        verbs=FROM_MODEL,
+        suite="run.calibration",
+    )
+    inferences: int | None = option(
+        None,
+        "--inferences",
+        "at most this many others are compared [16; 2 or 8 if drawn]",
+        metavar="N",
+        parse=count,
+        verbs=FROM_MODEL,
+        suite="case.inferences",
+    )
+    precisions: tuple[str, ...] = option(
+        (),
+        "--precision",
+        PRECISION_HELP,
+        metavar="SCHEME",
+        verbs=FROM_MODEL,
+        once=(QUANTIZE, DIVERGENCE, REPAIR, FORECAST),
+        helps={
+            COMPILE: f"{PRECISION_HELP}; may be repeated, to compare them in a table",
+            QUANTIZE: "8a8w, 16a8w, 16a4w …",
+            AUDIT: "may be repeated [fp16, 8a8w, 16a8w, and 16a4w for PyTorch models]",
+            TUNE: "twice: the cheap one, then the exact one [8a8w, 16a8w]",
+        },
+        suite="run.precision",
+    )
+    precision_file: Path | None = option(
+        None,
+        "--precision-file",
+        "a file that `tune` wrote, instead of --precision",
+        metavar="FILE",
+        parse=Path,
+        verbs=(COMPILE, QUANTIZE, DIVERGENCE, REPAIR),
+        suite="run.precision_file",
+    )
+    output: Path | None = option(
+        None,
+        "--output",
+        "the folder for the program and its record",
+        letter="-o",
+        metavar="DIR",
+        parse=Path,
+        verbs=(COMPILE, QUANTIZE, REPAIR, TUNE),
+        required=(COMPILE, REPAIR),
+        helps={
+            QUANTIZE: "the folder for the quantized model and its record",
+            REPAIR: "the folder for the rewritten model",
+            TUNE: "the folder for the precision file [here]",
+        },
+        unprinted=OF_PLACE,
+        decides_nothing="files are copied there",
+    )
+    verify: str = option(
+        "emulator",
+        "--verify",
+        "where to run it [emulator]",
+        choices=("emulator", "none"),
+        verbs=(COMPILE,),
+        unprinted="a program that we advise is to be run",
+        decides_nothing="it chooses whether a program is run once it is compiled",
+    )
+    search: bool = option(
+        True,
+        "--no-search",
+        "do not search for the cause of wrong outputs (90 to 300 s at most)",
+        verbs=(COMPILE,),
+        unprinted="if the program that we advise is wrong, too, its cause is worth knowing",
+        decides_nothing=SHOWS,
+    )
+    suite: Path | None = option(
+        None,
+        "--suite",
+        "also add the model to this suite, and print the command that accepts what it measures",
+        metavar="FILE.toml",
+        parse=Path,
+        verbs=(COMPILE,),
+        unprinted="a trial adds nothing to a suite",
+        decides_nothing=SHOWS,
+    )
+    lane: str = option(
+        "executorch",
+        "--lane",
+        "of a suite's program [executorch]",
+        choices=("executorch", "onnx"),
+        verbs=(DIVERGENCE,),
+        unprinted="MODEL says so",
+        decides_nothing="it is the program's",
+    )
+    where: bool = option(
+        False,
+        "--where",
+        "write nothing; list what each operator loses against float on the CPU, worst first",
+        verbs=(QUANTIZE,),
+        unprinted=OF_SEARCH,
+        decides_nothing="it is another task, with results of its own",
+    )
+    least: float | None = option(
+        None,
+        "--least",
+        "the SQNR below which it counts as different [the suite's threshold, else 30]",
+        metavar="DB",
+        parse=float,
+        verbs=(DIVERGENCE,),
+    )
+    write: Path | None = option(
+        None,
+        "--write",
+        "cut out that operator with its inputs, as a script",
+        metavar="FILE.py",
+        parse=Path,
+        verbs=(DIVERGENCE,),
+        unprinted=OF_PLACE,
+        decides_nothing=SHOWS,
+    )
+    only: tuple[str, ...] = option(
+        (),
+        "--only",
+        "what to repair, by the names in manifests/fixes.toml [all]; may be repeated",
+        metavar="RULE",
+        verbs=(REPAIR,),
+    )
+    floor: Floor | None = option(
+        None,
+        "--floor",
+        "the least SQNR against float, or with --metric the least result",
+        metavar="35dB",
+        parse=floor,
+        verbs=(TUNE,),
+        group=GOAL,
+        decides_nothing="each program of the search is a result by itself",
+    )
+    metric: str | None = option(
+        None,
+        "--metric",
+        "a function that gets the program's outputs and float's (a list of arrays for each inference)"
+        " and returns a number; more is better",
+        metavar="FILE.py:FUNCTION",
+        verbs=(TUNE,),
+        group=GOAL,
+        decides_nothing="it is computed anew of a program's outputs",
+    )
+    phones: tuple[str, ...] = option(
+        (),
+        "--phone",
+        "only this phone: 'Galaxy S25', 'X Elite' [all fitted ones]; may be repeated",
+        metavar="NAME",
+        verbs=(FORECAST,),
+    )
+    inputs: tuple[str, ...] = option(
+        (),
+        "--input",
+        ".npy of an input, in order or by name, or .npz with all [drawn]; may be repeated",
+        metavar="[NAME=]FILE",
+        verbs=(RUN,),
+        decides_nothing="a program that is run by itself is not cached",
+    )
+    outputs: Path | None = option(
+        None,
+        "--output",
+        "write an .npy for each output there",
+        letter="-o",
+        metavar="DIR",
+        parse=Path,
+        verbs=(RUN,),
+        unprinted=OF_PLACE,
+        decides_nothing=SHOWS,
+    )
+    compare: str | None = option(
+        None,
+        "--compare",
+        "compare with the outputs that -o wrote of another program; exit 1 if they differ too much",
+        metavar="DIR",
+        verbs=(RUN,),
+        decides_nothing=SHOWS,
+    )
+    jobs: int | None = option(
+        None,
+        "--jobs",
+        "programs in parallel [cores]",
+        letter="-j",
+        metavar="N",
+        parse=count,
+        verbs=SEVERAL_AT_ONCE,
+        helps={FORECAST: "models to compile in parallel [cores]"},
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+    timeout: float | None = option(
+        None,
+        "--timeout",
+        f"end a step after S seconds [{TIMEOUT:g}]",
+        metavar="S",
+        parse=duration,
+        verbs=(*FROM_MODEL, RUN),
+        group=HOW,
+        helps={
+            COMPILE: f"end a step after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]",
+            RUN: f"end a run after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]",
+            DIVERGENCE: f"end the search after S seconds [{SEARCH_TIMEOUT:g}]",
+        },
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+    cache: bool = option(
+        True,
+        "--no-cache",
+        "ignore cached results; new ones are still written",
+        verbs=FROM_MODEL,
+        group=HOW,
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+    why: bool = option(
+        False,
+        "--why",
+        "print why each program runs again",
+        verbs=FROM_MODEL,
+        group=HOW,
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether a compiled program is run on the emulator."""
+        return self.verify == "emulator"
+
+    @property
+    def traits(self) -> tuple[str, ...]:
+        """What tells one piece of work from others of the same model."""
+        file = [self.precision_file.name] if self.precision_file else []
+        return (*self.precisions, *file)
+
+    @property
+    def processor(self) -> str:
+        """The part of the chip that runs the program."""
+        return "htp"
+
+    def rewritten(self: SomeOptions) -> SomeOptions:
+        """The options for a rewritten model: its nodes have other names, and its sizes are fixed."""
+        return self
+
+    def remedies(self) -> Iterator[ModelOptions]:
+        """Yield these options with one more that may make a quantized program more exact."""
+        yield from ()
