@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.models.own_packages import NONE, Needs, needs_of
 from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
-from ci.suite.options import matcher
+from ci.suite.options import Choice, matcher
 from ci.suite.suite_file import LaneForm, Thresholds, missing_lane, parse_suite
 from ci.work.request import irrelevant
 from provisioning.base.command_line import Parser
@@ -20,7 +20,8 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, read
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.findings import Metric
-from provisioning.base.settings import DEFAULT_PROFILE
+from provisioning.base.option_fields import option_words
+from provisioning.base.settings import DEFAULT_PROFILE, profile_flags
 from provisioning.manifest import soc_named
 
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
@@ -235,6 +236,11 @@ def with_accepted(programs: Sequence[P]) -> list[P]:
     ]
 
 
+def _named(programs: Sequence[Program], word: str) -> set[str]:
+    """The program of this name, or those of this run, as we print them: another name may hold it."""
+    return {program.name for program in programs if word in (program.name, f"{program.run_name}/")}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suites(LaneForm):
     shipped: Path
@@ -297,7 +303,7 @@ class Suites(LaneForm):
         names = {program.name for program in programs}
         known_tags = {tag for program in programs for tag in program.run.tags}
         of_tags = {tag: {program.name for program in programs if tag in program.run.tags} for tag in tags}
-        of_words = {word: set(filter(matcher([word]), names)) for word in words}
+        of_words = {word: _named(programs, word) or set(filter(matcher([word]), names)) for word in words}
         for flag, matches, choices, kind in (
             ("--tag", of_tags, known_tags, "tags"),
             ("-k", of_words, names, "programs"),
@@ -331,8 +337,8 @@ class Suites(LaneForm):
 
     def repeat(self, program: Program, stage: str = "", *, every_chip: bool = False) -> Fix:
         """The command that runs this program again; with `every_chip`, its run for each chip of the suite."""
-        suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
         name = f"{program.run_name}/" if every_chip else program.name
         soc = [] if every_chip or program.soc in program.run.socs else ["--soc", program.soc]
-        profile = [] if program.profile == DEFAULT_PROFILE else ["--profile", program.profile]
-        return session(stage or self.stages[0], *suite, "-k", name, *soc, *profile)
+        choice = Choice(() if program.suite == self.shipped else (program.suite,), words=(name,))
+        verb = stage or self.stages[0]
+        return session(verb, *option_words(choice, verb), *soc, *profile_flags(program.profile))

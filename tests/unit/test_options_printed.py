@@ -11,10 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS
+from ci.lanes.executorch.suite import SUITES, ExecutorchCase, ExecutorchProgram, ExecutorchRun
+from ci.lanes.onnx.model_options import OnnxOptions
+from ci.lanes.onnx.options import parse_assignments
+from ci.lanes.onnx.product import dimensions_of
+from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.one_model.model import CHECKPOINT, LANES, ModelLane, OneModel, one_model_of
 from ci.one_model.options import COMPILE, FROM_MODEL, RUN, Floor, ModelOptions, floor
+from ci.suite.options import Choice
 from provisioning.base.command_line import Parser, count, duration, module_of
-from provisioning.base.option_fields import Option, declared_options
+from provisioning.base.commands import Fix
+from provisioning.base.option_fields import Option, declared_options, read_options, suite_values
+from provisioning.base.selection import selection_of
 from provisioning.base.settings import Selection, profile_names
 
 TYPED = {"PyTorch models": "net.py:make", "ONNX models": "net.onnx"}
@@ -80,6 +88,67 @@ SELECTIONS = st.builds(
     st.just(Path("store")),
     st.just(Path("reports")),
 )
+
+
+NAMES = st.text("ab-1", min_size=1, max_size=3).filter(lambda name: name[0] != "-")
+CHIPS = st.lists(st.sampled_from(["SM8650", "SM8550", "SM8750"]), min_size=1, max_size=2, unique=True)
+SUITE = Path("/suites/my models.toml")
+
+
+@st.composite
+def programs_of_suite(draw: st.DrawFn) -> list[ExecutorchProgram]:
+    """Programs whose names may hold one another."""
+    programs = []
+    for case_name in draw(st.lists(NAMES, min_size=1, max_size=3, unique=True)):
+        precisions = draw(st.lists(st.sampled_from(["8a8w", "16a8w"]), min_size=1, unique=True))
+        fields = ({"precision": name, "socs": tuple(draw(CHIPS))} for name in precisions)
+        runs = tuple(map(ExecutorchRun.model_validate, fields))
+        case = ExecutorchCase(factory="net:make", run=runs)
+        for run in runs:
+            programs += [ExecutorchProgram(SUITE, case_name, case, run, soc) for soc in run.socs]
+    return programs
+
+
+@pytest.mark.parametrize("verb", ["test_lowering", "test_emulator", "divergence", "quantize"])
+@settings(max_examples=20)
+@given(programs=programs_of_suite(), data=st.data())
+def test_a_command_for_a_suites_program_chooses_it_and_no_other(
+    verb: str, programs: list[ExecutorchProgram], data: st.DataObject
+) -> None:
+    profile, every_chip = data.draw(st.sampled_from(profile_names())), data.draw(st.booleans())
+    program = replace(data.draw(st.sampled_from(programs)), profile=profile)
+    command = SUITES.repeat(program, verb, every_chip=every_chip).command
+    args = parser_of(verb).parse_args(command[1:])
+    choice, selection = read_options(Choice, args), selection_of(args)
+    chosen = {row.name for row in SUITES.choose(programs, tags=choice.tags, words=choice.words)}
+    of_run = {row.name for row in programs if row.run_name == program.run_name}
+    assert choice.suites == (SUITE,) and selection.profile == profile and not selection.named_socs
+    assert chosen == (of_run if every_chip else {program.name})
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_a_command_for_a_suites_onnx_has_its_options(data: st.DataObject) -> None:
+    tried = data.draw(
+        st.builds(
+            OnnxOptions,
+            calibration=st.none() | NUMBERS,
+            inferences=st.none() | NUMBERS,
+            precisions=st.sampled_from(["fp16", "8a8w", "16a8w"]).map(lambda name: (name,)),
+            per_channel=st.booleans(),
+            dimensions=st.sampled_from([(), ("batch=1",), ("x=1,3,8", "n=2")]),
+            settings=st.sampled_from([(), ("htp_performance_mode=burst",), ("vtcm_mb=4",)]),
+        )
+    )
+    values = suite_values(tried, "run")
+    values |= {"precision": tried.precisions[0], "options": parse_assignments(tried.settings)}
+    run = OnnxRun.model_validate({**values, "socs": ("SM8650",)})
+    values = suite_values(tried, "case") | {"dimensions": dimensions_of(tried.dimensions)}
+    case = OnnxCase.model_validate({**values, "model": "net.onnx", "run": (run,)})
+    command = command_for_one("divergence", case, run, "SM8650", Path("/models"))
+    assert isinstance(command, Fix)
+    again = one_model_of(parser_of("divergence").parse_args(command.command[1:]), "divergence")
+    assert (again.typed, again.options) == ("/models/net.onnx", tried)
 
 
 @pytest.mark.parametrize("verb", [*FROM_MODEL, RUN])

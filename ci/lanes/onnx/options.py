@@ -79,9 +79,7 @@ def options() -> dict[str, Option]:
 def settings_of(choice: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
     """Raises UsageError for an option without effect; the error names the nearest valid name or value."""
     table = options()
-    texts = {
-        name: str(int(value)) if isinstance(value, bool | int) else value for name, value in choice.items()
-    }
+    texts = texts_of(choice)
     for name, text in texts.items():
         if name not in table:
             raise UnknownName(f"{where}: there is no option {name!r}", name, table)
@@ -93,6 +91,14 @@ def settings_of(choice: Mapping[str, Value], *, soc: Soc, embed: bool, where: st
     for name, text in texts.items():
         by_scope[table[name].scope][name] = text
     return Settings(**by_scope)
+
+
+def texts_of(choice: Mapping[str, object]) -> dict[str, str]:
+    """The values as the provider and a command line take them."""
+    return {
+        name: str(int(value)) if isinstance(value, bool | int) else str(value)
+        for name, value in choice.items()
+    }
 
 
 def files_of(choice: Mapping[str, object]) -> list[Path]:

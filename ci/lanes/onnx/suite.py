@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from ci.lanes.onnx.options import Settings, settings_of
+from ci.lanes.onnx.model_options import OnnxOptions
+from ci.lanes.onnx.options import Settings, settings_of, texts_of
 from ci.models.inputs import Input, most_calibrating
 from ci.models.wheels import PREFIX
 from ci.suite.precision import PRECISIONS, precision_named
@@ -32,6 +33,7 @@ from ci.suite.programs import (
 from ci.work.request import File, irrelevant
 from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError
+from provisioning.base.option_fields import declared_options, option_words
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
 
@@ -142,16 +144,23 @@ def calibrating(case: OnnxCase, run: OnnxRun) -> int:
 
 
 def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:
-    """`verb` with an .onnx as its case has it; empty for a factory, of which only a suite makes an .onnx, and
-    for a file in a wheel."""
+    """`verb` with an .onnx as its case has it. Empty where no command line can say the same: for a factory,
+    of which only a suite makes an .onnx; a file in a wheel; precisions of nodes without a file."""
     if not case.model or case.model.startswith(PREFIX):
         return ""
-    words: list[str | Path] = [search_path / case.model, "--precision", run.kind, "--soc", soc]
-    if samples := samples_of(case, search_path):
-        words += ["--calibrate", samples]
-    words += [word for size in assignments_of(case.dimensions) for word in ("--dimension", size)]
-    per_channel = ["--per-channel"] if run.per_channel else []
-    return session(verb, *words, *per_channel, *more)
+    if run.nodes and not run.precision_file and verb in declared_options(OnnxOptions)["precision_file"].verbs:
+        return ""
+    options = OnnxOptions(
+        calibrate=samples_of(case, search_path) or None,
+        calibration=run.calibration,
+        inferences=case.inferences,
+        precisions=() if run.precision_file else (run.kind,),
+        precision_file=search_path / run.precision_file if run.precision_file else None,
+        per_channel=run.per_channel,
+        dimensions=tuple(assignments_of(case.dimensions)),
+        settings=tuple(f"{name}={text}" for name, text in texts_of(run.options).items()),
+    )
+    return session(verb, search_path / case.model, "--soc", soc, *option_words(options, verb), *more)
 
 
 def samples_of(case: OnnxCase, search_path: Path) -> str:
