@@ -22,7 +22,7 @@ from ci.gate.supervision import LACKING, LOGS, WORST_FIRST, log_of, report_of, s
 from ci.report.collect import GATE, cleaned, did_not_run
 from ci.report.summary import command, conclusion, github_annotations, stage_line, worst
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, repeatable
+from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable
 from provisioning.base.commands import Fix, repeated, session
 from provisioning.base.errors import STOPPED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
@@ -75,6 +75,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
+    work = parser.add_argument_group("how the stages of a suite work")
+    work.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
+    work.add_argument(
+        "--timeout", type=duration, metavar="S", help=f"end a program after S seconds [{TIMEOUT:g}]"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show what each stage prints")
 
 
@@ -93,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
             # One that cannot be made ends the gate before its first stage.
             interpreter_of(stage)
     suites, tags = repeated("--suite", args.suite), repeated("--tag", args.tag)
+    timeout = f"{args.timeout:g}" if args.timeout else None
+    work = [*repeated("--jobs", [args.jobs]), *repeated("--timeout", [timeout])]
     echo = args.verbose or _on_github(os.environ)
-    return run_gate(stages, names, selection_of(args), flags, suites, tags, echo=echo)
+    return run_gate(stages, names, selection_of(args), flags, suites, tags, work, echo=echo)
 
 
 def with_lanes(
@@ -125,15 +132,16 @@ def run_gate(
     flags: Sequence[str],
     suites: Sequence[str] = (),
     tags: Sequence[str] = (),
+    work: Sequence[str] = (),
     *,
     echo: bool = False,
 ) -> int:
-    """`flags`, `suites` and `tags` are as typed: the stages read them, and have their suites.
+    """`flags`, `suites`, `tags` and `work` are as typed: the stages read them, and have their suites.
     With `echo`, what the stages print is shown too: otherwise it is in their logs."""
     # The stages are of the run that this gate is a part of, or of one of its own.
     os.environ[RUN] = os.environ.get(RUN) or os.urandom(16).hex()
-    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
-    choice = tuple(tags or ([] if suites else ["--tag", TAG]))
+    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags, *work))
+    choice = (*(tags or ([] if suites else ["--tag", TAG])), *work)
     stages = [
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
         for stage in stages

@@ -61,6 +61,8 @@ class Caller:
     """At most so many jobs for a stage of its suite, in place of the table's number."""
     minutes: int = 0
     """After which a job of its suite ends, in place of the table's number."""
+    work: tuple[str, ...] = ()
+    """The flags of how the programs of its suite are worked on."""
     call: str = ""
     """Names this call of the gate: another one in the same workflow has another name."""
 
@@ -89,12 +91,18 @@ SUITES = {suites.lane: suites for suites in (executorch.SUITES, onnx.SUITES, llm
 
 INPUTS = (
     *("OCCASION", "STAGES", "PROFILE", "SOC", "SUITE", "TAGS"),
-    *("GATE_REQUIREMENTS", "EXECUTORCH", "RUNS_ON", "PREPARE", "VARIABLES"),
+    *("GATE_REQUIREMENTS", "EXECUTORCH", "RUNS_ON", "PREPARE", "VARIABLES", "JOBS", "TIMEOUT"),
 )
 """What a call of gate.yml says of its work, in variables QNN_CI_…"""
 
+LEAST_MINUTES = 10
+"""A new runner takes up to five until the first model is compiled."""
 MOST_MINUTES = 6 * 60
 """GitHub ends a job of its own runners then."""
+MOST_SECONDS = MOST_MINUTES * 60
+
+NO_RUNNER = re.compile(r"(?:windows|macos)(?:\W.*)?|(?:.*\W)?(?:arm64|arm|aarch64)", re.IGNORECASE)
+"""The label of a runner with a system or a processor that QNN's compiler does not run on."""
 
 READABLE = 60
 """At most so many characters of a call's name are for people."""
@@ -129,6 +137,7 @@ def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
     rows = named_only(table.row, stages)
     caller = caller_of(environ)
     variables_of(environ.get("QNN_CI_VARIABLES", ""))
+    refuse_runners(environ.get("QNN_CI_RUNS_ON", ""))
     choice, reasons = choose(table, rows, occasion, changes, caller, explicit=bool(stages.strip()))
     flags = suite_flags(occasion, caller)
     shards = functools.cache(lambda most: matrix(most, flags, caller))
@@ -198,6 +207,12 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
     suites: dict[str, list[str]] = {}
     for name in _several(environ, "QNN_CI_SUITE"):
         file = source / name
+        if not file.is_file() and (submodule := submodule_of(name, source)):
+            raise UsageError(
+                f"the suite {name}: it is in the submodule {submodule}, which is not checked out",
+                fix="give gate.yml `submodules: true`; for one that needs a token use the action of"
+                " docs/github.md in a job of your own, which checks it out",
+            )
         if not file.is_file() or not file.resolve().is_relative_to(source.resolve()):
             raise UsageError(
                 f"the suite {name}: there is no such file in the calling repository",
@@ -215,20 +230,51 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         stage_suites={stage: files for lane, files in suites.items() for stage in lanes()[lane].stages},
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
-        shards=_number(environ, "QNN_CI_SHARDS", "shards", 100),
-        minutes=_number(environ, "QNN_CI_MINUTES", "minutes", MOST_MINUTES),
+        shards=_number(environ, "QNN_CI_SHARDS", "shards", 1, 100),
+        minutes=_number(environ, "QNN_CI_MINUTES", "minutes", LEAST_MINUTES, MOST_MINUTES),
+        work=work_flags(environ),
         call=call_name(environ),
     )
 
 
-def _number(environ: Mapping[str, str], variable: str, name: str, most: int) -> int:
-    text = environ.get(variable) or "0"
-    if not text.isdecimal() or int(text) > most:
+def work_flags(environ: Mapping[str, str]) -> tuple[str, ...]:
+    jobs = _number(environ, "QNN_CI_JOBS", "jobs", 1, 1000)
+    timeout = _number(environ, "QNN_CI_TIMEOUT", "timeout", 1, MOST_SECONDS)
+    return (*repeated("--jobs", [jobs or None]), *repeated("--timeout", [timeout or None]))
+
+
+def _number(environ: Mapping[str, str], variable: str, name: str, least: int, most: int) -> int:
+    """0 if the caller gives none."""
+    text = environ.get(variable, "")
+    if text and not (text.isdecimal() and least <= int(text) <= most):
         raise UsageError(
             f"gate.yml's input {name}: {in_line(text)}",
-            fix=f"give it a number from 1 to {most}, or leave it out",
+            fix=f"give it a number from {least} to {most}, or leave it out",
         )
-    return int(text)
+    return int(text or 0)
+
+
+def submodule_of(name: str, source: Path) -> str:
+    """The submodule of the repository that a file of this name is in; empty if it is in none."""
+    try:
+        text = (source / ".gitmodules").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    folders = re.findall(r"^\s*path\s*=\s*(.+?)\s*$", text, re.MULTILINE)
+    return next((in_line(folder) for folder in folders if name.startswith(f"{folder}/")), "")
+
+
+def refuse_runners(text: str) -> None:
+    try:
+        labels = json.loads(text or "[]")
+    except ValueError:
+        labels = [text]
+    for label in [labels] if isinstance(labels, str) else labels:
+        if NO_RUNNER.fullmatch(str(label)):
+            raise UsageError(
+                f"gate.yml's input runs-on: {in_line(str(label))}: QNN's compiler runs on x86-64 Linux alone",
+                fix="give it a label of such runners, as ubuntu-24.04, or leave it out",
+            )
 
 
 def call_name(environ: Mapping[str, str]) -> str:
@@ -326,12 +372,14 @@ def jobs_of(
         # The gate's `provision` would take the components of all targets.
         # Other lanes have jobs of their own.
         skips = repeated("--skip", caller.stage_suites)
-        parts = [("", shlex.join(["--target", row.targets, *flags, *skips]))]
+        parts = [("", shlex.join(["--target", row.targets, *flags, *caller.work, *skips]))]
     elif suites := caller.suites_of(row):
-        parts = _in_shards(shlex.join(_flags_of(suites, caller.tags)), caller.shards)
+        own = [*_flags_of(suites, caller.tags), *caller.work]
+        parts = _in_shards(shlex.join(own), caller.shards)
     elif row.suite:
         most = caller.shards or row.suite
-        parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in shards(most)]
+        work = shlex.join(caller.work)
+        parts = [(f" {entry['shard']}", f"{entry['arguments']} {work}") for entry in shards(most)]
     else:
         parts = _in_shards(row.arguments, row.shards)
     theirs = bool(caller.suites_of(row) or (caller.suites and (row.suite or row.replaces)))

@@ -21,7 +21,7 @@ from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.files import write_named
-from provisioning.base.findings import Artifact, Outcome, Report
+from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.rendering import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import Places, StageRun
@@ -113,7 +113,10 @@ def stage(environ: Mapping[str, str]) -> int:
         command = as_root(command, inner)
     sys.stdout.flush()
     start, log = time.monotonic(), log_of(name, reports)
+    stand_in = unfinished(name, session(stage, *arguments)).write(reports).read_bytes()
     code = supervise(command, inner, log, echo=1)
+    if report_file.exists() and report_file.read_bytes() == stand_in:
+        report_file.unlink()
     blank = replace(
         StageRun(name, DEFAULT_PROFILE, "", session(stage, *arguments)).finish(Outcome.ERROR),
         seconds=round(time.monotonic() - start, 3),
@@ -132,6 +135,15 @@ def stage(environ: Mapping[str, str]) -> int:
     artifact = f"reports-{name}-{secrets.token_hex(4)}"
     set_outputs({"outcome": report.outcome.value, "report": str(report_file), "artifact": artifact}, environ)
     return code or (0 if report.outcome is Outcome.PASS else 1)
+
+
+def unfinished(name: str, call: str) -> Report:
+    """The stage's report until it has its own: a job that GitHub ends has no time to write one."""
+    stage = StageRun(name, DEFAULT_PROFILE, "", call)
+    message = "the job ended before it: its time was up, it was cancelled, or the runner was lost"
+    fix = "give gate.yml more `minutes`, or the models more `shards`; its log is beside this report"
+    stage.add("stage-died", Severity.ERROR, name, message, fix)
+    return stage.finish(Outcome.ERROR, provisional=True)
 
 
 def as_root(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:

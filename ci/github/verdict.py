@@ -66,10 +66,10 @@ def unpacked(text: str) -> Planned:
 
 
 def verdict(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_PLAN and QNN_CI_JOBS (how the job plan and all others ended, in GitHub's words),
+    """Read QNN_CI_PLAN and QNN_CI_LIGHTS (how the job plan and all others ended, in GitHub's words),
     QNN_CI_PLANNED (what plan put out) and QNN_CI_REPORTS (the folder with the artifacts of all jobs)."""
     stage = StageRun("verdict", "", "", "gate.yml")
-    ended, lights = environ.get("QNN_CI_PLAN", ""), environ.get("QNN_CI_JOBS", "")
+    ended, lights = environ.get("QNN_CI_PLAN", ""), environ.get("QNN_CI_LIGHTS", "")
     if ended != SUCCESS:
         raise CheckFailed(
             f"the job plan ended with {in_line(ended) or 'nothing'}: nothing was checked",

@@ -72,6 +72,14 @@ def core_shares(slots: int, threads: int) -> Iterator[set[int]]:
     return (set(cores[first : first + threads]) for first in range(0, len(cores), threads))
 
 
+def idle_seconds(stat: Path = Path("/proc/stat")) -> float:
+    """Seconds in which a processor of this machine had nothing to do, and waited for no disk, since it
+    started; of all processors together, and 0 if that is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(stat.read_text(encoding="ascii").split("\n", 1)[0].split()[4]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def memory_budget() -> int | None:
     """The bytes that jobs may use together: most of the memory that is free now; None if unknown."""
     free = available_memory()

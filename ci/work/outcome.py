@@ -36,6 +36,8 @@ PROBE = 1 << 20
 
 BUSY = 0.5
 """Work that used the processor for this share of its time limit or more was not held up by the machine."""
+IDLE = 0.9
+"""Nor was work that waited while the machine had a whole processor without anything to do for this share."""
 
 OVERALL = "the end of the time for all of it"
 """In place of a flag, where none sets the time limit."""
@@ -154,10 +156,14 @@ def of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = 
     return _with_place(of_text(text), places) if code else None
 
 
-def of_time(limit: float, cpu_seconds: float, flag: str = "--timeout") -> Trouble | None:
+def of_time(
+    limit: float, cpu_seconds: float, flag: str = "--timeout", idle_seconds: float = 0.0
+) -> Trouble | None:
     """The trouble of work that gave no result in its time limit, which `flag` sets, if any does; None if it
-    used that time itself."""
-    if cpu_seconds >= BUSY * limit:
+    used that time itself, or waited for something else than the machine.
+
+    `idle_seconds` of processors had nothing to do in that time."""
+    if cpu_seconds >= BUSY * limit or idle_seconds >= IDLE * limit:
         return None
     message = f"no result after {limit:g} s: it waited, and had the processor for only {cpu_seconds:.1f} s"
     longer = f", or give it longer with {flag}" if flag else ""
@@ -276,12 +282,17 @@ class Failure:
         return cls("crash", message, join_fixes([fix, session("diagnose", log)]), log, ending=ending)
 
     @classmethod
-    def late(cls, limit: float, cpu_seconds: float, flag: str, log: Path) -> Failure:
+    def late(cls, limit: float, cpu_seconds: float, flag: str, log: Path, idle_seconds: float) -> Failure:
         """Of work that gave no result in its time limit, which `flag` sets, if any does."""
-        if trouble := of_time(limit, cpu_seconds, flag):
+        if trouble := of_time(limit, cpu_seconds, flag, idle_seconds):
             return cls.of(trouble, log)
-        message, _ = _explained(f"no result after {limit:g} s ({flag or OVERALL})", log)
-        return cls("timeout", message, f"give it longer with {flag}" if flag else "", log)
+        sentence, fix = f"no result after {limit:g} s ({flag or OVERALL})", ""
+        if cpu_seconds < BUSY * limit:
+            sentence += f": it computed for {cpu_seconds:.1f} s, and waited while a processor was free"
+            fix = "find what the model's code waits for: an answer, a lock, a server, a sleep"
+        message, _ = _explained(sentence, log)
+        longer = f"give it longer with {flag}" if flag else ""
+        return cls("timeout", message, join_fixes([fix, longer], "; or "), log)
 
     @property
     def rule(self) -> str:

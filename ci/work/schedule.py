@@ -26,7 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from ci.work import child
-from ci.work.jobs import Job, JobProgress, Line, core_shares, default_slots, longest_first, memory_budget
+from ci.work.jobs import (
+    Job,
+    JobProgress,
+    Line,
+    core_shares,
+    default_slots,
+    idle_seconds,
+    longest_first,
+    memory_budget,
+)
 from ci.work.outcome import (
     Failure,
     Refused,
@@ -430,6 +439,7 @@ class Running:
     reply: Mapping[str, object] = field(default_factory=dict)
     seconds: float = 0.0
     _start: float = field(default_factory=time.monotonic)
+    _idle: float = field(default_factory=idle_seconds)
     _late: bool = False
 
     @property
@@ -478,7 +488,8 @@ class Running:
         code, cpu_seconds = json.loads(text) if text else (-signal.SIGKILL, 0.0)
         if self._late and code:
             flag = "--timeout" if self._limit == self.task.timeout else ""
-            outcome: TaskOutcome = Failure.late(self._limit, cpu_seconds, flag, self.task.log)
+            idle = idle_seconds() - self._idle
+            outcome: TaskOutcome = Failure.late(self._limit, cpu_seconds, flag, self.task.log, idle)
         else:
             # Now: a disk may be full only until the temporary files are removed.
             places = [*child.folders_of(self.task.request), self.task.log.parent, self.folder]

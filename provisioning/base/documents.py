@@ -32,10 +32,13 @@ def load(path: Path, model: type[M]) -> M:
 
 def read(path: Path) -> Document:
     """The document, not checked yet."""
+    text = ""
     try:
-        document: Document = toml.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document: Document = toml.loads(text)
     except toml.TOMLDecodeError as error:
-        raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
+        line = toml.line_of_error(error, text)
+        raise ManifestError(path, "(syntax)", expected="TOML", found=str(error), line=line) from error
     except UnicodeDecodeError as error:
         raise ManifestError(path, "(encoding)", expected="UTF-8", found=str(error)) from error
     except OSError as error:

@@ -75,7 +75,7 @@ class ManifestError(UsageError):
         place = f"{file}:{line}" if line else str(file)
         super().__init__(
             f"{place}: {key}: expected {expected}, found {found}",
-            fix=fix or (f"correct {file}" if key.startswith("(") else f"correct {key} in {place}"),
+            fix=fix or (f"correct {place}" if key.startswith("(") else f"correct {key} in {place}"),
         )
         self.key = key
 

@@ -56,6 +56,16 @@ def line_of(place: Place, path: Path) -> int:
     return line
 
 
+_WHERE = re.compile(r"\(at line (\d+), column \d+\)")
+
+
+def line_of_error(error: ValueError, text: str) -> int:
+    """The line in which the reader found no TOML: older Pythons say it in words alone."""
+    if match := _WHERE.search(str(error)):
+        return int(match[1])
+    return max(1, len(text.splitlines()))
+
+
 def _names(dotted: str) -> Place:
     return tuple(name.strip("\"'") for name in _NAME.findall(dotted))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup
 from ci.github.run_stage import stage
 from ci.github.verdict import unpacked
+from ci.lanes.onnx import verb as onnx_verb
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
@@ -206,16 +208,56 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_of_their_own(
         ("STAGES", "nonsense", "nonsense"),
         ("STAGES", "programs", "no job is left"),
         ("OCCASION", "monthly", "monthly"),
-        *((name, value, value) for name in ("SHARDS", "MINUTES") for value in ("many", "-1", "1000", "1.5")),
-        *(("SHARDS", "101", "101"), ("MINUTES", "361", "361")),
+        *(
+            (name, value, value)
+            for name in ("SHARDS", "MINUTES", "JOBS", "TIMEOUT")
+            for value in ("many", "-1", "0", "1000000", "1.5")
+        ),
+        *(("SHARDS", "101", "101"), ("MINUTES", "361", "361"), ("MINUTES", "9", "10 to 360")),
+        *(
+            ("RUNS_ON", json.dumps(labels), "x86-64 Linux")
+            for labels in (
+                "windows-latest",
+                "macos-15",
+                "ubuntu-24.04-arm",
+                ["self-hosted", "linux", "ARM64"],
+                ["self-hosted", "Windows"],
+            )
+        ),
         *(("VARIABLES", text, "SIZE|A-B") for text in ("SIZE", "SIZE=small other", "A-B=1", "SIZE='small")),
     ],
 )
 def test_an_input_that_no_job_could_follow_is_an_error(
     adopter: dict[str, str], name: str, value: str, says: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError) as caught:
         plan.plan({**adopter, f"QNN_CI_{name}": value})
+    said = f"{caught.value.message} {caught.value.fix}"
+    assert re.search(says, said) and "\n" not in said
+
+
+@pytest.mark.parametrize("labels", ["ubuntu-22.04", ["self-hosted", "linux", "x64", "arm-team-models"]])
+def test_runners_with_linux_on_x86_64_are_taken(adopter: dict[str, str], labels: object) -> None:
+    assert planned({**adopter, "QNN_CI_RUNS_ON": json.dumps(labels)})
+
+
+def test_a_suite_in_a_submodule_that_is_not_there_says_what_to_set(adopter: dict[str, str]) -> None:
+    source = Path(adopter["GITHUB_WORKSPACE"], "source")
+    (source / ".gitmodules").write_text('[submodule "models"]\n\tpath = ext/models\n\turl = ../models\n')
+    with pytest.raises(UsageError, match="submodule ext/models") as caught:
+        plan.plan({**adopter, "QNN_CI_SUITE": "ext/models/suite.toml"})
+    assert "submodules: true" in caught.value.fix
+
+
+def test_the_programs_of_a_suite_get_the_time_and_the_number_at_once_that_its_owner_says(
+    adopter: dict[str, str],
+) -> None:
+    how = {"QNN_CI_JOBS": "3", "QNN_CI_TIMEOUT": "1200"}
+    jobs = {job["name"]: job for job in planned({**adopter, **how, "QNN_CI_SUITE": BOTH})}
+    assert jobs.keys() == {"programs", "onnx"}
+    for name, module in (("programs", gate_verb), ("onnx", onnx_verb)):
+        args = parsed(module, *shlex.split(jobs[name]["arguments"]))
+        assert (args.jobs, args.timeout) == (3, 1200), name
 
 
 def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_takes_it(
@@ -242,18 +284,28 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_takes_it(
     assert [file.name for file in args.suite] == ["models.toml"]
 
 
-def test_a_misspelt_key_of_a_suite_is_annotated_at_its_line_with_the_right_one(
-    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("wrong", "fix"), [('precison = "8a8w"', "precision?"), ('precision = "8a8w', "models.toml:")]
+)
+def test_a_mistake_in_a_suite_is_annotated_at_its_line(
+    adopter: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wrong: str,
+    fix: str,
 ) -> None:
+    """A key that is misspelt, and what is no TOML."""
     suite = Path(adopter["GITHUB_WORKSPACE"], "source/ci/models.toml")
-    suite.write_text(f"schema = 2\n{SUITES[MODELS]}".replace('precision = "8a8w"', 'precison = "8a8w"'))
+    suite.write_text(f"schema = 2\n{SUITES[MODELS]}".replace('precision = "8a8w"', wrong))
     for name, value in {**adopter, "QNN_CI_SUITE": "ci/models.toml", "GITHUB_ACTIONS": "true"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError) as caught:
         run_here(verb, "plan")
-    assert "precision?" in caught.value.fix
-    line = suite.read_text().splitlines().index('precison = "8a8w"') + 1
-    assert f"::error file=ci/models.toml,line={line},title=plan%3A " in capsys.readouterr().out
+    assert fix in caught.value.fix
+    line = suite.read_text().splitlines().index(wrong) + 1
+    said = capsys.readouterr().out
+    assert f"::error file=ci/models.toml,line={line},title=plan%3A " in said
+    assert str(suite.parents[1]) not in said, "a path of the runner says nothing to the reader"
 
 
 # Setup
@@ -383,6 +435,17 @@ def test_another_repository_is_told_what_to_type_where_only_qnn_ci_is(
     if spelled := seen.get(SPELLED_INSTALLED):
         monkeypatch.setenv(SPELLED_INSTALLED, spelled)
     assert session("validate").startswith("qnn-ci ") == installed
+
+
+def test_a_stage_that_the_job_s_end_kills_has_a_report_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GitHub kills all processes of a job whose time is up: what is on the disk then is what it uploads."""
+    file = tmp_path / "reports/validate.json"
+    assert run_stage(tmp_path, monkeypatch, f"cp {file} {tmp_path}/then.json; exit 1") == 1
+    then, after = Report.read(tmp_path / "then.json"), Report.read(file)
+    assert then.outcome is Outcome.ERROR and "time" in then.findings[0].message
+    assert after.findings != then.findings, "it ended by itself"
 
 
 @pytest.mark.parametrize(("text", "outcome"), [("", Outcome.PASS), ("exit 1", Outcome.ERROR)])

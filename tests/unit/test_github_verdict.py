@@ -52,7 +52,7 @@ class Job:
             "GITHUB_WORKSPACE": str(self.folder),
             "GITHUB_STEP_SUMMARY": str(self.folder / "summary"),
             "QNN_CI_PLAN": self.plan,
-            "QNN_CI_JOBS": self.jobs,
+            "QNN_CI_LIGHTS": self.jobs,
             "QNN_CI_PLANNED": self.planned,
             "QNN_CI_REPORTS": "jobs",
             "QNN_CI_RUN": self.now,

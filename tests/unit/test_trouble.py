@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ci.suite.runner import call_runner
+from ci.work.jobs import idle_seconds
 from ci.work.outcome import Failure, InTrouble, Trouble, of_ending, of_error, of_places, of_time
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -120,6 +121,15 @@ def test_time_is_the_works_own_if_it_had_the_processor_for_half_of_it(used: floa
     trouble = of_time(60, used)
     assert (trouble is not None) == blamed
     assert trouble is None or ("60 s" in trouble.message and f"{used:.1f} s" in trouble.message)
+
+
+@pytest.mark.parametrize(("idle", "blamed"), [(0.0, True), (53.0, True), (54.0, False), (110.0, False)])
+def test_work_that_waits_while_a_processor_is_free_waits_for_itself(idle: float, blamed: bool) -> None:
+    assert (of_time(60, 0.0, idle_seconds=idle) is not None) == blamed
+
+
+def test_the_idle_seconds_of_a_machine_grow_and_are_none_where_it_says_none(tmp_path: Path) -> None:
+    assert idle_seconds() > 0 == idle_seconds(tmp_path / "stat")
 
 
 PROBE = """\

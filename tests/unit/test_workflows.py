@@ -157,7 +157,7 @@ def test_the_verdict_is_given_whatever_happened_and_sees_the_plan_all_jobs_and_t
     *_, download, last = verdict["steps"]
     assert last["env"] == {
         "QNN_CI_PLAN": "${{ needs.plan.result }}",
-        "QNN_CI_JOBS": "${{ needs.stage.result }}",
+        "QNN_CI_LIGHTS": "${{ needs.stage.result }}",
         "QNN_CI_PLANNED": "${{ needs.plan.outputs.planned }}",
         "QNN_CI_REPORTS": download["with"]["path"],
     }
