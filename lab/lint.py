@@ -6,9 +6,10 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioning.base.command_line import repeatable, switch
@@ -68,6 +69,9 @@ def _github_files(pattern: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / ".github").glob(pattern))
 
 
+ZIZMOR = ("zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor")
+"""The strictest persona; a comment beside a line answers a false alarm."""
+
 TOOLS = {
     "style": Linter(
         ["ruff", "check", "--output-format", "concise", "."],
@@ -83,9 +87,8 @@ TOOLS = {
     ),
     "site": Linter([PYTHON, "-m", "lab", "site"], "correct the link in the page that is named above"),
     "locks": Linter([PYTHON, "-m", "lab", "lock", "--check"], session("lock")),
-    # The strictest persona; a comment beside a line answers a false alarm.
     "zizmor": Linter(
-        ["zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor", ".github"],
+        [*ZIZMOR, ".github"],
         "fix what is named above, or answer it with `# zizmor: ignore[rule]` and the reason",
     ),
     **{
@@ -121,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         **{name: lambda name=name, tool=tool: _run_tool(name, tool) for name, tool in TOOLS.items()},  # type: ignore[misc]
         "tree": lambda: list(tree_findings(ROOT, tracked_files(ROOT))),
         "shell": lambda: shell_findings(ROOT, tracked_files(ROOT)),
+        "examples": lambda: example_findings(ROOT),
     }
     chosen = args.only or list(checks)
     for name in chosen:
@@ -223,6 +227,75 @@ def run_scripts(root: Path) -> Iterator[tuple[str, str]]:
             for step in job.get("steps", []):
                 if "run" in step:
                     yield f"{path.relative_to(root)}: {step.get('name', '')}", step["run"]
+
+
+FILLED_IN = {"OWNER/": "somebody/", "@COMMIT": f"@{'7' * 40}", "# VERSION": "# v0.1.0"}
+"""What stands for a reader's own values in the examples of our pages."""
+
+AROUND_STEPS = """\
+name: example
+on: push
+permissions: {}
+concurrency: {group: example, cancel-in-progress: true}
+jobs:
+  example:
+    name: example
+    runs-on: ubuntu-24.04
+    timeout-minutes: 60
+    permissions: {}
+    steps:
+"""
+
+
+def example_findings(root: Path) -> list[Finding]:
+    """Check the workflows that our pages show, as a reader copies them."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        places: dict[str, str] = {}
+        for number, (where, text) in enumerate(example_workflows(root)):
+            path = Path(folder) / f"{number}.yml"
+            path.write_text(text, encoding="utf-8")
+            places[str(path)] = where
+        fix = "correct the example of the page that is named above"
+        zizmor = Linter([*ZIZMOR, *places], fix)
+        actionlint = Linter(["actionlint", "-oneline", *places], fix)
+        findings = [
+            finding for tool in (zizmor, actionlint) for finding in _run_tool("examples", tool, places)
+        ]
+        return [replace(finding, message=_named(finding.message, places)) for finding in findings]
+
+
+def _named(text: str, places: Mapping[str, str]) -> str:
+    for path, where in places.items():
+        text = text.replace(path, where)
+    return text
+
+
+def example_workflows(root: Path) -> Iterator[tuple[str, str]]:
+    """Each example as a whole workflow, with its page and line: some show only steps, or a part of a job that
+    calls ours."""
+    pages = [
+        root / "README.md",
+        *(root / "docs").glob("*.md"),
+        *(root / ".github").glob("actions/*/README.md"),
+    ]
+    for page in sorted(pages):
+        text, caller = page.read_text(encoding="utf-8"), ""
+        for match in re.finditer(r"```yaml\n(.*?)```", text, re.DOTALL):
+            example = match[1]
+            for name, value in FILLED_IN.items():
+                example = example.replace(name, value)
+            where = f"{page.relative_to(root)}:{text.count(chr(10), 0, match.start(1)) + 1}"
+            if example.startswith("name: "):
+                caller = caller or example
+                yield where, example
+            elif example.startswith("- "):
+                yield where, AROUND_STEPS + textwrap.indent(example, "      ")
+            elif example.startswith("    with:\n"):
+                yield where, caller.partition("    with:\n")[0] + example
+            elif example.startswith("  "):
+                yield where, caller + example
 
 
 def _first_line(path: Path) -> str:

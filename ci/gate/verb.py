@@ -273,7 +273,7 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
     write(conclusion(reports, more, colour=colour, width=width, errors=ERRORS_SHOWN), sys.stdout)
     if _on_github(environ):
         write(github_annotations(reports), sys.stdout)
-    page, _ = publish(reports, directory, environ)
+    page, *_ = publish(reports, directory, environ)
     _print(f"the whole report: {page}")
 
 

@@ -30,7 +30,8 @@ KEY = re.compile(f"{PREFIX}([0-9a-f]{{64}})")
 FILE = "results.tar"
 RESTORED, GIVEN, OF_JOBS = "results-cache", "results-of-job", "results-of-jobs"
 """Folders of the workspace: what the cache holds, what this job used, what all jobs used."""
-STARTED = "started"
+STARTED = "job-started"
+"""A file of the store: what is older, this job did not use."""
 
 
 def find_results(environ: Mapping[str, str]) -> int:
@@ -62,9 +63,8 @@ def take_results(environ: Mapping[str, str]) -> int:
     workspace, top = Path(environ.get("GITHUB_WORKSPACE", "")), results_folder(store_of(environ))
     taken = take(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
     sys.stdout.write(f"{plural(taken.results, 'cached result')} of the default branch\n")
-    marker = workspace / GIVEN / STARTED
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    store_of(environ).mkdir(parents=True, exist_ok=True)
+    (store_of(environ) / STARTED).touch()
     return 0
 
 
@@ -84,8 +84,8 @@ def take(archive: Path, key: str, top: Path) -> Unpacked:
 
 def give_results(environ: Mapping[str, str]) -> int:
     """Write the results that this job used or made, for the job that saves them."""
-    given = Path(environ.get("GITHUB_WORKSPACE", ""), GIVEN)
-    count = pack(results_folder(store_of(environ)), given / FILE, since=(given / STARTED).stat().st_mtime)
+    store, given = store_of(environ), Path(environ.get("GITHUB_WORKSPACE", ""), GIVEN)
+    count = pack(results_folder(store), given / FILE, since=(store / STARTED).stat().st_mtime)
     sys.stdout.write(f"{plural(count, 'cached result')} to be saved\n")
     return 0
 

@@ -24,8 +24,12 @@ FIX = "choose another with -o or --reports"
 
 
 def publish(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Write the page and JUnit beside the reports, and in a job on GitHub its summary."""
-    texts = {directory / "index.html": html(reports, directory), directory / "junit.xml": junit(reports)}
+    """Write the page, JUnit and SARIF beside the reports, and in a job on GitHub its summary."""
+    texts = {
+        directory / "index.html": html(reports, directory),
+        directory / "junit.xml": junit(reports),
+        directory / "results.sarif": sarif(reports),
+    }
     for path, text in texts.items():
         write_named(path, text, fix=FIX)
     if summary := environ.get("GITHUB_STEP_SUMMARY"):

@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=tuple(RENDERINGS),
-        help="print only this one [the terminal's, with index.html and junit.xml written beside the reports]",
+        help="print only this one [the terminal's, with the page, JUnit and SARIF beside the reports]",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the file to write [standard output]"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
+
+from lab.lint import FILLED_IN
 
 
 def example(page: Path, begins: str) -> str:
@@ -15,5 +16,4 @@ def example(page: Path, begins: str) -> str:
 
 
 def filled(text: str) -> str:
-    values: Mapping[str, str] = {"OWNER/": "somebody/", "@COMMIT": f"@{'7' * 40}", "# VERSION": "# v0.1.0"}
-    return re.sub("|".join(values), lambda match: values[match[0]], text)
+    return re.sub("|".join(FILLED_IN), lambda match: FILLED_IN[match[0]], text)

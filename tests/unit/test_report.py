@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable
@@ -268,6 +269,7 @@ def test_shards_are_one_report_for_each_stage_whose_outcome_is_the_worst(tmp_pat
     rows = emulator.metrics["programs"]
     assert isinstance(rows, dict) and {*rows} == {f"{name}/8a8w/SM8650" for name in ("one", "bert", "two")}
     assert (tmp_path / "reports/junit.xml").is_file()
+    assert json.loads((tmp_path / "reports/results.sarif").read_text())["version"] == "2.1.0"
 
 
 def test_the_headline_names_models(tmp_path: Path) -> None:

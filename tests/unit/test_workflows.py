@@ -233,14 +233,15 @@ def test_jobs_that_run_models_have_a_cache_that_they_cannot_write() -> None:
 @pytest.mark.parametrize(("name", "step"), RESTORES)
 def test_a_cache_is_restored_before_anything_else_into_a_folder_of_its_own(name: str, step: Yaml) -> None:
     """What tar does with a hostile archive is in test_github_results.py."""
-    assert STEPS[name][0] == step, "before the toolkit and the models are there"
+    # An action of ours is with the toolkit when its job begins, outside of the workspace.
+    assert name == "." or STEPS[name][0] == step, "before the toolkit and the models are there"
     folder = step["with"]["path"]
     assert folder in ("results-cache", "before") and step["env"] == {"TAR_OPTIONS": flattening(folder)}
     if folder == "results-cache":
         # By the one name that GitHub says the default branch saved.
-        assert (
-            step["with"]["key"] == "${{ needs.plan.outputs.results }}" and "restore-keys" not in step["with"]
-        )
+        found = "steps.find" if name == "." else "needs.plan"
+        assert step["with"]["key"] == f"${{{{ {found}.outputs.results }}}}"
+        assert "restore-keys" not in step["with"]
 
 
 @pytest.mark.parametrize("name", ["comment.yml", "faults.yml", "release.yml", "site.yml", "update-pins.yml"])
@@ -266,15 +267,29 @@ def test_every_stage_that_decides_a_change_has_a_row_that_runs_it_in_full() -> N
         assert {*needs.PACKAGES.values(), *engine.PROGRAMS.values()} <= {*row.packages, *on_the_runner}
 
 
-@pytest.mark.parametrize("stage", ["test_emulator", "test_lowering", "test_onnx", "test_llm"])
-def test_the_five_line_action_gives_a_stage_the_suite_and_arguments_that_it_takes(stage: str) -> None:
-    (run,) = [step for step in STEPS["."] if step["uses"] == "$/.github/actions/run-stage"]
+@pytest.mark.parametrize("stage", ["", "gate", "test_emulator", "test_lowering", "test_onnx", "test_llm"])
+def test_the_action_gives_a_stage_the_suite_and_arguments_that_it_takes(stage: str) -> None:
+    """Without one it runs the gate, which also judges what falls to the CPU."""
+    (run,) = [step for step in STEPS["."] if step.get("uses") == "$/.github/actions/run-stage"]
     inputs = {name: row.get("default", "") for name, row in ACTIONS["."]["inputs"].items()}
-    typed = {**inputs, "stage": stage, "suite": "my models.toml", "arguments": "--soc SM8750"}
+    chosen = {"stage": stage} if stage else {}
+    typed = {**inputs, **chosen, "suite": "my models.toml", "arguments": "--soc SM8750"}
     step = {name: filled_in(value, inputs=typed) for name, value in run["with"].items()}
+    assert step["stage"] == (stage or "gate")
     args = parsed(module_of(COMMANDS[step["stage"]]), *shlex.split(step["arguments"]))
     assert ([Path(suite).name for suite in args.suite], args.profile) == (["my models.toml"], "wheels")
-    assert args.soc and step["reports"].endswith("my models.toml")
+    assert args.soc and args.target == ["x86_64-linux"] and step["reports"].endswith("my models.toml")
+
+
+def test_the_action_works_as_a_job_of_the_gate_and_saves_nothing() -> None:
+    ours = [
+        re.sub(r".*/", "", step.get("uses", step.get("run", ""))).partition("@")[0] for step in STEPS["."]
+    ]
+    parts = [re.search(r"github -- (\w+)", step.get("run", "")) for step in STEPS["."]]
+    assert [part[1] for part in parts if part] == ["find_results", "take_results"]
+    assert [name for name in ours if name in ("setup-qnn", "run-stage")] == ["setup-qnn", "run-stage"]
+    (upload,) = [step for step in STEPS["run-stage"] if "upload-artifact" in step.get("uses", "")]
+    assert upload["if"] == "always()" and upload["with"]["path"] == "${{ inputs.reports }}/"
 
 
 def as_documented(input_: Yaml) -> str:
