@@ -32,7 +32,7 @@ from provisioning.executorch import PROFILES_WHEEL, PYTHON_PATH, Executorch, cho
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
-    from provisioning.store.trees import Trees
+    from provisioning.store.trees import Tree, Trees
 
 _OFFICIAL = f"--profile {OFFICIAL_PROFILE}"
 
@@ -68,6 +68,8 @@ class Root:
     variable: str
     version: str = ""
     """Known for a tree of the store; a directory of the user's may hold anything."""
+    change: str = ""
+    """What became of a directory of the user's since its first use."""
 
 
 RUNNER = "QNN_EXECUTOR_RUNNER"
@@ -147,11 +149,13 @@ def resolve(
     trees: Trees | None = None,
     needs: Sequence[str] | None = None,
     overlay: Path = OVERLAY,
+    refuses_changed: bool = True,
 ) -> Environment:
     """Find every component of the selection: the user's own first, then the store.
 
     `needs`: the components that the caller cannot do without, if they are not the target's own. One error
-    names all that are missing."""
+    names all that are missing. A tree of the store with other files than its inventory lists is refused,
+    unless the caller reports that itself."""
     from provisioning.manifest import load_profile
 
     profile = load_profile(selection.profile)
@@ -164,7 +168,7 @@ def resolve(
     roots: dict[str, Root] = {}
     pins = profile.pins
     gaps: list[str] = []
-    for component, variable in COMPONENT_VARIABLES.items():
+    for component in COMPONENT_VARIABLES:
         pin = pins.get(component)
         if needs is None:
             ours = pin is not None and component not in profile.optional
@@ -173,8 +177,11 @@ def resolve(
             is_needed = component in needs
         root = _users_root(component, is_needed, selection, environ, notes)
         if root is None:
-            tree = _from_store(component, variable, pin, selection, trees) if pin is not None else None
-            root = _named_or_stored(component, tree, selection, environ, notes)
+            tree = _find_tree(component, pin, selection, trees) if pin is not None else None
+            stored = _root_of(component, tree) if tree is not None else None
+            root = _named_or_stored(component, stored, selection, environ, notes)
+            if tree is not None and root == stored and refuses_changed:
+                _require_listed(tree, trees)
         if root is not None:
             roots[component] = root
         elif is_needed:
@@ -208,7 +215,8 @@ def executorch_of(
         trees = Store(selection.store)
     pin, tree = load_profile(selection.profile).pins.get(EXECUTORCH_SOURCE), None
     if pin is not None:
-        tree = _from_store(EXECUTORCH_SOURCE, COMPONENT_VARIABLES[EXECUTORCH_SOURCE], pin, selection, trees)
+        found = _find_tree(EXECUTORCH_SOURCE, pin, selection, trees)
+        tree = _root_of(EXECUTORCH_SOURCE, found) if found is not None else None
     stored = _named_or_stored(EXECUTORCH_SOURCE, tree, selection, environ, [])
     named = users_own(EXECUTORCH_SOURCE, selection.store, environ, [])
     return choose(selection, environ, named, stored.path if stored else None, overlay=overlay)
@@ -347,13 +355,14 @@ def _users_root(
     component: str, is_needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[Note]
 ) -> Root | None:
     from provisioning.components import adopt
+    from provisioning.store.own_trees import change_since_first_use
 
     own = users_own(component, selection.store, environ, notes)
     if own is None:
         return None
     variable, value = own
     try:
-        adopt(component, value, variable)
+        adopted = adopt(component, value, variable)
     except EnvironmentLacking as error:
         if is_needed:
             error.fix = consenting(error.fix, selection)
@@ -363,8 +372,15 @@ def _users_root(
         text = f"{error.message}, so {component} is left out"
         notes.append(Note(text, variable if serves_target else ""))
         return None
+    change = None
+    if is_needed:
+        change = change_since_first_use(selection.store, component, adopted.path, adopted.version)
+        if change:
+            command = session("store", "adopt", adopted.path)
+            notes.append(Note(f"{variable}={value} {change}; if that is right, type {command}"))
     # Not resolved: users may tell versions apart by the names of links.
-    return Root(user_path(value, variable).absolute(), "directory", variable)
+    path = user_path(value, variable).absolute()
+    return Root(path, "directory", variable, change=str(change or ""))
 
 
 def _named_or_stored(
@@ -391,15 +407,33 @@ def _named_or_stored(
     return Root(adopt(component, value, variable).path, "directory", variable)
 
 
-def _from_store(
-    component: str, variable: str, pin: Component, selection: Selection, trees: Trees
-) -> Root | None:
+def _find_tree(component: str, pin: Component, selection: Selection, trees: Trees) -> Tree | None:
     # Every target needs the host's part to lower models. A tree without it is enough for building.
     for targets in ({DEFAULT_TARGET, selection.target}, {selection.target}):
         tree = trees.find(component, pin, targets)
         if tree is not None:
-            return Root(tree.root / KINDS[component].inside, "store", variable, tree.version)
+            return tree
     return None
+
+
+def _root_of(component: str, tree: Tree) -> Root:
+    variable = COMPONENT_VARIABLES[component]
+    return Root(tree.root / KINDS[component].inside, "store", variable, tree.version)
+
+
+def _require_listed(tree: Tree, trees: Trees) -> None:
+    """Loaders take whatever lies in a folder, so a tree may hold only what its inventory lists."""
+    wrong = trees.differing_names(tree)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise EnvironmentLacking(
+            f"{tree.root}: {wrong[0]}{more}",
+            fix=Fix("restore it: {}", ("store", "repair", *_other_store(trees.path))),
+        )
+
+
+def _other_store(path: Path) -> tuple[str, ...]:
+    return () if path == store_path(None, os.environ) else ("--store", str(path))
 
 
 def _variables(

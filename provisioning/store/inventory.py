@@ -7,6 +7,7 @@ each file in the profiles' wheels; `nox -s lock` writes it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -120,6 +121,58 @@ def differences(root: Path, items: Sequence[TreeFile]) -> list[Difference]:
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         different += filter(None, pool.map(lambda item: difference(root, item), items))
     return sorted(different, key=lambda mismatch: mismatch.path)
+
+
+def differing_names(root: Path, items: Sequence[TreeFile], since: int | None) -> Iterator[Difference]:
+    """What was added to a tree and removed from it since this moment, in nanoseconds; None: ever.
+
+    Whoever adds or removes a name changes its folder's time, which nobody can set back: other folders are not
+    read. Python's bytecode of a listed module is no addition."""
+    listed = _names_by_folder(item.path for item in items)
+    for folder, names in sorted(listed.items()):
+        place = root / folder
+        if since is not None and changed_at(place) < since:
+            continue
+        entries: dict[str, os.DirEntry[str]] = {}
+        with contextlib.suppress(OSError), os.scandir(place) as found:
+            entries = {entry.name: entry for entry in found}
+        below = f"{folder}/" if folder else ""
+        for name in sorted(names - entries.keys()):
+            yield Difference(below + name, "missing", "what the inventory lists", "nothing")
+        for name in sorted(entries.keys() - names):
+            if not _is_bytecode(entries[name], names):
+                is_folder = entries[name].is_dir(follow_symlinks=False)
+                yield Difference(
+                    below + name, "extra", "nothing", "a directory" if is_folder else "a file or link"
+                )
+
+
+def _names_by_folder(paths: Iterable[str]) -> dict[str, set[str]]:
+    """The files and folders in each folder of a tree."""
+    names: dict[str, set[str]] = {"": set()}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        names.setdefault(folder, set()).add(name)
+    for path in filter(None, list(names)):
+        for folder in _parents(f"{path}/"):
+            above, _, name = folder.rpartition("/")
+            names.setdefault(above, set()).add(name)
+    return names
+
+
+def _is_bytecode(folder: os.DirEntry[str], names: Set[str]) -> bool:
+    """Whether this is the folder in which Python keeps the bytecode of the modules beside it."""
+    if folder.name != "__pycache__" or not folder.is_dir(follow_symlinks=False):
+        return False
+    return all(f"{path.name.partition('.')[0]}.py" in names for path in Path(folder.path).iterdir())
+
+
+def changed_at(path: Path) -> int:
+    """When the content, mode or names of a file or folder changed last, which nobody can set back."""
+    try:
+        return path.lstat().st_ctime_ns
+    except OSError:
+        return 0
 
 
 def difference(root: Path, item: TreeFile, *, content: bool = True) -> Difference | None:

@@ -15,9 +15,11 @@ from provisioning.manifest import Component, Part
 from provisioning.store.inventory import (
     Difference,
     Inventory,
+    changed_at,
     definition_of,
     difference,
     differences,
+    differing_names,
     parts_for,
     pinned_inventory,
     targets_in,
@@ -141,22 +143,32 @@ class Trees:
         return wrong
 
     def quick_check(self, tree: Tree) -> list[Difference]:
-        """Differences that show in directory entries; in content, of files that changed since the tree was
-        made or proved here. A thousand times as fast as `verify`."""
-        proof_time = None
-        # Another process may be making it anew.
-        with contextlib.suppress(FileNotFoundError):
-            proof_time = self._proof(tree).stat().st_mtime_ns if self.is_proved(tree) else None
+        """Differences that show in directory entries, also what was added; in content, of files that changed
+        since the tree was made or proved here. A thousand times as fast as `verify`."""
+        proof_time = self._proof_time(tree)
         paths = {
             item.path
             for item in tree.inventory.items
-            if proof_time is not None and _changed_at(tree.root / item.path) >= proof_time
+            if proof_time is not None and changed_at(tree.root / item.path) >= proof_time
         }
         results = (difference(tree.root, item, content=item.path in paths) for item in tree.inventory.items)
         wrong = [result for result in results if result is not None]
+        wrong += [name for name in self.differing_names(tree) if name.kind == "extra"]
         if paths and not wrong:
             self.mark_proved(tree)
         return wrong
+
+    def differing_names(self, tree: Tree) -> list[Difference]:
+        """What was added to the tree and removed from it, without a look at any file. Of a tree that was made
+        or proved here only the folders that changed since then are read: every stage asks this."""
+        return list(differing_names(tree.root, tree.inventory.items, self._proof_time(tree)))
+
+    def _proof_time(self, tree: Tree) -> int | None:
+        """When the tree was proved here; None if it was not."""
+        # Another process may be making it anew.
+        with contextlib.suppress(FileNotFoundError):
+            return self._proof(tree).stat().st_mtime_ns if self.is_proved(tree) else None
+        return None
 
     def _of(self, component_name: str, component: Component) -> list[Tree]:
         definition = definition_of(component_name, component)
@@ -247,14 +259,6 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
-
-
-def _changed_at(path: Path) -> int:
-    """When the file's content, mode or links changed last, which nobody can set back."""
-    try:
-        return path.lstat().st_ctime_ns
-    except OSError:
-        return 0
 
 
 def _stamp(path: Path) -> str:

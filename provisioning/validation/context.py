@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
@@ -45,6 +45,8 @@ class ComponentTree:
     """Version by what states it: `sdk.yaml`, `directory`, `source.properties`."""
     unusable: str = ""
     """Why its compiler cannot build, of an NDK."""
+    change: str = ""
+    """What became of the user's own one since its first use."""
 
     @property
     def label(self) -> str:
@@ -62,6 +64,8 @@ class Host:
     """The C++ compiler that builds take; empty without one."""
     packages: Mapping[str, str]
     """Python packages of this interpreter."""
+    modules: frozenset[str] = frozenset()
+    """Names by which modules of the standard library and of installed packages are imported."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +117,16 @@ class Context:
 Resolve = Callable[[Selection, Mapping[str, str]], Environment]
 
 
+_resolve = partial(resolve, refuses_changed=False)
+"""The rule store-tree reports a changed tree."""
+
+
 def gather(
     selection: Selection,
     environ: Mapping[str, str],
     *,
     asks_compiler: bool = True,
-    resolve: Resolve = resolve,
+    resolve: Resolve = _resolve,
 ) -> list[Context]:
     """Resolve the environments and read what rules need.
 
@@ -145,7 +153,7 @@ def gather(
                 targets=tuple(environments),
                 socs=socs,
                 trees={
-                    name: looked_at(name, root.path, root.origin, root.variable)
+                    name: replace(looked_at(name, root.path, root.origin, root.variable), change=root.change)
                     for name, root in first.roots.items()
                 },
                 environ=environ,
@@ -220,7 +228,13 @@ def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
         glibc=glibc if libc == "glibc" else "",
         compiler=next((name for name in compilers if shutil.which(name, path=variables.get("PATH"))), ""),
         packages=_packages(packages, variables.get("PYTHONPATH", "")),
+        modules=_modules() if variables.get("PYTHONPATH") else frozenset(),
     )
+
+
+def _modules() -> frozenset[str]:
+    installed = importlib.metadata.packages_distributions()
+    return frozenset({*sys.stdlib_module_names, *installed})
 
 
 def _packages(names: Collection[str], python_path: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from provisioning.base.commands import Fix, quoted
@@ -126,6 +126,16 @@ def store_tree(context: Context) -> Iterator[Problem]:
             if wrong:
                 more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
                 yield Problem(place.label, f"{wrong[0]}{more}")
+
+
+@rule("own-tree")
+def own_tree(context: Context) -> Iterator[Problem]:
+    own = {name: tree for name, tree in context.trees.items() if tree.origin == "directory"}
+    if not own:
+        raise NotApplicable("every component comes from the store")
+    for tree in own.values():
+        if tree.change:
+            yield Problem(tree.label, tree.change, Fix("if that is right: {}", ("store", "adopt", tree.path)))
 
 
 @rule("quantization-constraints")
@@ -254,20 +264,35 @@ _ADAPTOR = "backends/qualcomm/python/PyQnn*.so"
 
 
 def hiding_packages(context: Context) -> dict[str, list[str]]:
-    """The pinned packages which each folder of PYTHONPATH hides. An adaptor shows a build on purpose."""
+    """The pinned packages which each folder of PYTHONPATH hides, and other modules that would be imported
+    instead of installed ones. An adaptor shows a build on purpose."""
     hidden: dict[str, list[str]] = {}
     for entry in filter(None, context.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        folders = {name: Path(entry, name) for name in context.profile.packages}
-        names = [
-            name
-            for name, folder in folders.items()
-            if folder.is_dir()
-            and not any(folder.glob(_ADAPTOR))
-            and not any(folder.parent.glob(f"{name}[-.]*info"))
-        ]
+        folder = Path(entry)
+        names = [name for name in context.profile.packages if _hides_package(folder, name)]
+        names += sorted(_hiding_modules(folder, context.host.modules | context.profile.packages.keys()))
         if names:
             hidden[entry] = names
     return hidden
+
+
+def _hides_package(entry: Path, name: str) -> bool:
+    folder = entry / name
+    return folder.is_dir() and not any(folder.glob(_ADAPTOR)) and not any(entry.glob(f"{name}[-.]*info"))
+
+
+def _hiding_modules(entry: Path, installed: Set[str]) -> Iterator[str]:
+    """Files in this folder that have an installed module's name; a folder of packages has their metadata."""
+    try:
+        paths = list(entry.iterdir())
+    except OSError:
+        return
+    if any(path.name.endswith((".dist-info", ".egg-info")) for path in paths):
+        return
+    for path in paths:
+        is_module = path.suffix in (".py", ".pyc", ".so") and path.is_file()
+        if is_module and path.name.partition(".")[0] in installed:
+            yield path.name
 
 
 @rule("python-path")
@@ -281,7 +306,6 @@ def python_path(context: Context) -> Iterator[Problem]:
     for entry, names in hidden.items():
         yield Problem(
             "PYTHONPATH",
-            f"{entry} holds a folder {' and a folder '.join(names)}, which Python imports instead of the"
-            " installed package",
+            f"{entry} holds {' and '.join(names)}, which Python imports instead of what is installed",
             f"leave the folder out: {fix}",
         )

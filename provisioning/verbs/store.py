@@ -14,9 +14,10 @@ from provisioning.base import answer
 from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
+from provisioning.base.files import ANOTHER_STORE
 from provisioning.base.progress import for_stream
 from provisioning.base.rendering import plural
-from provisioning.base.settings import MANIFESTS, profile_flags, store_path
+from provisioning.base.settings import MANIFESTS, profile_flags, store_path, user_path
 from provisioning.base.units import size
 from provisioning.components import KINDS
 
@@ -31,6 +32,7 @@ EXAMPLES = """\
   python -m provisioning store verify
   python -m provisioning store repair
   python -m provisioning store gc --older-than 30d --dry-run
+  python -m provisioning store adopt ~/qairt/2.48.0.260626
 """
 
 
@@ -48,6 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for verb in (verify, repair):
         verb.add_argument("names", nargs="*", metavar="TREE", help="only these trees, by name or component")
     switch(repair, "--offline", "repair only from kept downloads")
+    adopt = add("adopt", "take an SDK or NDK of your own as it is now: later changes are named")
+    adopt.add_argument("folder", type=Path, metavar="DIR")
     gc = add("gc", "remove trees, downloads and cached results that nothing needs, and what killed runs left")
     valued(gc, "--older-than", "AGE", "also trees and results unused this long: 30d, 12h", type=_age)
     switch(gc, "--all-downloads", "also downloads kept for more targets and repair")
@@ -61,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         return _verify(args.store, args.names)
     if args.what == "repair":
         return _repair(args.store, args.names, offline=args.offline)
+    if args.what == "adopt":
+        return _adopt(store_path(args.store), args.folder)
     return _gc(
         store_path(args.store),
         older_than=args.older_than,
@@ -119,6 +125,26 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
         count += len(wrong)
         sys.stdout.writelines(f"{tree.root.name}: {difference}\n" for difference in wrong)
     sys.stdout.write(f"{count} differences repaired\n" if count else "nothing to repair\n")
+    return 0
+
+
+def _adopt(store: Path, folder: Path) -> int:
+    from provisioning.base.files import disk_errors
+    from provisioning.components import adopt, is_root
+    from provisioning.store.own_trees import RECORDED, record
+
+    path = user_path(str(folder), "DIR")
+    name = next((name for name in RECORDED if is_root(name, path)), "")
+    if not name:
+        kinds = " or ".join(RECORDED)
+        raise UsageError(
+            f"{folder}: expected the root of a {kinds}", fix="name the folder that its variable names"
+        )
+    own = adopt(name, str(path), KINDS[name].variable)
+    with disk_errors(ANOTHER_STORE, store):
+        tree = record(store, name, own.path, own.version)
+    version, files = own.version or "of unknown version", plural(len(tree.files), "file")
+    sys.stdout.write(f"{name} {version} at {own.path}: {files} recorded\n")
     return 0
 
 

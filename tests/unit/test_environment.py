@@ -15,6 +15,7 @@ from provisioning.dist import BuiltFrom, TreeState, describe
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
 from provisioning.store import Tree, trees
+from provisioning.store.inventory import Difference
 from tests.support.sdk_archives import tree_at
 
 HOST = "lib/x86_64-linux-clang"
@@ -31,6 +32,9 @@ class Trees(trees.Trees):
         if component_name not in self.roots or not self.holds(targets):
             return None
         return tree_at(self.roots[component_name], component_name, component.version)
+
+    def differing_names(self, tree: Tree) -> list[Difference]:
+        return []
 
 
 @pytest.fixture

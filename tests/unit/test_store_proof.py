@@ -15,10 +15,11 @@ from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.files import TreeFile
 from provisioning.base.findings import Report
 from provisioning.manifest import Component
 from provisioning.store import Store, Tree
-from provisioning.store.inventory import load_lists
+from provisioning.store.inventory import differing_names, load_lists
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests, write_profile
 from tests.support.sdk_archives import (
@@ -303,3 +304,37 @@ class TestWheels:
         load_lists.cache_clear()
         assert self.types("lock", "--check") == 1
         assert "0" * 64 in capsys.readouterr().err
+
+
+ADDED = "lib/x86_64-linux-clang/libExtra.so"
+
+
+@pytest.mark.parametrize("restored", [True, False])
+@pytest.mark.parametrize("place", [ADDED, "lib/python/torch.py", "libc.so.6"])
+def test_what_was_added_to_a_tree_is_named_and_removed(house: House, restored: bool, place: str) -> None:
+    if restored:
+        house.restore()
+        house.provision(offline=True)
+    (tree,) = house.store.trees()
+    (tree.root / place).parent.mkdir(exist_ok=True)
+    (tree.root / place).write_bytes(b"x")
+    (added,) = house.store.quick_check(tree)
+    assert (added.kind, place.startswith(added.path)) == ("extra", True)
+    assert house.store.differing_names(tree) == [added]
+    assert house.repaired() and not (house.store.trees()[0].root / place).exists()
+
+
+def test_what_was_removed_from_a_tree_is_named(house: House) -> None:
+    (tree,) = house.store.trees()
+    (tree.root / HTP).unlink()
+    assert [str(name).partition(":")[0] for name in house.store.differing_names(tree)] == [HTP]
+
+
+def test_the_bytecode_of_a_module_of_the_tree_is_nothing_that_was_added(tmp_path: Path) -> None:
+    for name in ("a.py", "__pycache__/a.cpython-311.pyc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    items = [TreeFile("a.py", "file", 0, "", 0o444)]
+    assert list(differing_names(tmp_path, items, None)) == []
+    (tmp_path / "__pycache__/b.cpython-311.pyc").touch()
+    assert [name.path for name in differing_names(tmp_path, items, None)] == ["__pycache__"]

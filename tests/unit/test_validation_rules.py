@@ -158,6 +158,24 @@ def python_path(*adaptor: str) -> Arrange:
     return arrange
 
 
+def module_on_the_path(name: str) -> Arrange:
+    """A file on PYTHONPATH, where torch is installed."""
+
+    def arrange(base: Path) -> Context:
+        (base / "src").mkdir()
+        (base / "src" / name).touch()
+        context = environ({"PYTHONPATH": f"{base}/src"})(base)
+        return replace(context, host=replace(context.host, modules=frozenset({"torch", "random"})))
+
+    return arrange
+
+
+def own_sdk_was_upgraded(base: Path) -> Context:
+    context = context_of(base)
+    tree = replace(context.trees["qnn-sdk"], change="was 2.37.0 at its first use, and is 2.48.0 now")
+    return replace(context, trees={**context.trees, "qnn-sdk": tree})
+
+
 def properties_are_a_pipe(base: Path) -> Context:
     (properties := write_ndk(base / "ndk") / "source.properties").unlink()
     os.mkfifo(properties)
@@ -281,6 +299,8 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("ndk-usable", "/ndk", ndk_of_macos),
     ("elf-machine", f"lib/{ANDROID}/", glibc_in_android),
     ("python-path", "PYTHONPATH", python_path()),
+    ("python-path", "PYTHONPATH", module_on_the_path("torch.py")),
+    ("python-path", "PYTHONPATH", module_on_the_path("random.cpython-311-x86_64-linux-gnu.so")),
     ("ndk-revision", "/ndk", properties_are_a_pipe),
     ("elf-machine", "libX.so", host("libX.so", program=True)),
     ("hexagon-sdk-version", "5.5.5.0", hexagon_sdk_named("5.5.5.0")),
@@ -314,6 +334,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
 ]
 WARNINGS: list[tuple[str, str, Arrange]] = [
     ("qnn-version", "/sdk", versioned_sdk("")),
+    ("own-tree", "/sdk", own_sdk_was_upgraded),
     ("needed-resolved", "libX.so", host("libX.so", needed=("libc++.so.1",))),
     ("symbol-versions", "libX.so", host("libX.so", needed=LIBC, versions=TOO_NEW)),
     ("android-page-size", "libQnnHtp.so", android(alignment=0x1000)),
@@ -362,6 +383,7 @@ SILENT: list[tuple[str, Arrange]] = [
     # Beside the healthy environment, in which every rule is silent.
     ("python-packages", machine(packages={name: f"{version}+cpu" for name, version in PACKAGES.items()})),
     ("user-variables", changed(notes=(Note("executorch is what build_x86 built"),))),
+    ("python-path", module_on_the_path("my_model.py")),
     ("python-path", python_path("backends/qualcomm/python/PyQnnManagerAdaptor.so")),
     ("python-path", python_path("../executorch.egg-info/PKG-INFO")),
     ("elf-readable", placed(f"lib/{X86}/libX.so", b"INPUT(-lfoo)")),
