@@ -30,10 +30,16 @@ from ci.models.inputs import (
     shares_of,
 )
 from ci.models.mistakes import (
+    compiled_by_torch,
+    draws_numbers,
+    ends_python,
     no_samples,
     not_a_function,
+    not_a_number,
+    not_running,
     not_tensors,
     not_the_model,
+    of_other_type,
     of_syntax,
     other_count,
     other_kind,
@@ -41,6 +47,7 @@ from ci.models.mistakes import (
     parameters_of,
     require_called,
     require_enough,
+    require_fitting,
     require_on_cpu,
     without_inputs,
 )
@@ -182,6 +189,12 @@ class ModelWithInputs:
     """The only sample, of a factory that returns no input function."""
     notes: tuple[tuple[str, str], ...] = ()
     """Rule and message of what the author should know."""
+    place: str = ""
+    """FILE:LINE at which the user's function returns the inputs, if one does."""
+
+    def outputs(self, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+        """The outputs of one inference for each sample."""
+        return infer_all(self.model, samples, self.place)
 
     def choose(self, inferences: int | None, calibration: int | None) -> ChosenSamples:
         """The samples to compare and to calibrate by, at most so many; None: as many as is usual."""
@@ -270,6 +283,8 @@ def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, objec
     try:
         with torch.enable_grad():
             return factory(**arguments)
+    except SystemExit as error:
+        raise ends_python(dotted, error) from error
     except Exception as error:
         if known_of(error):
             message, fix = explained(error)
@@ -297,7 +312,12 @@ def model_of(
     if inputs is None and isinstance(product, nn.Module):
         raise without_inputs(dotted, factory, product)
     result = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
-    require_on_cpu(dotted, {name: tensor for name, (tensor, _) in _state(result.model).items()})
+    _refuse_compiled(dotted, result.model)
+    state = {name: tensor for name, (tensor, _) in _state(result.model).items()}
+    require_on_cpu(dotted, state)
+    for name, weight in state.items():
+        if isinstance(weight, nn.Parameter) and weight.isnan().any():
+            raise not_a_number(name, weight)
     modules = list(result.model.modules())
     notes: list[tuple[str, str]] = []
     if any(EXPORTED in vars(module) for module in modules):
@@ -308,7 +328,18 @@ def model_of(
         result.model.eval()
         note = "the factory returns the model in training mode; it was compiled in eval mode: call .eval()"
         notes = [("training-mode", note)]
-    return replace(result, notes=(*result.notes, *notes))
+    own_inputs = isinstance(product, tuple) and not isinstance(inputs, Samples)
+    place = _end_of(product[1] if own_inputs and callable(product[1]) else factory) if own_inputs else ""
+    return replace(result, notes=(*result.notes, *notes), place=place)
+
+
+def _end_of(function: Callable[..., Any]) -> str:
+    """FILE:LINE at which a function of the user's ends; empty for another callable."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    last = max(line for *_, line in code.co_lines() if line)
+    return f"{model_lines.relative_path(code.co_filename)}:{last}"
 
 
 def _exported(
@@ -336,6 +367,8 @@ def attribute_of(dotted: str, search_path: Path) -> Any:
         module = importlib.import_module(module_name)
     except SyntaxError as error:
         raise of_syntax(error) from error
+    except SystemExit as error:
+        raise ends_python(f"importing {module_name}", error) from error
     except Exception as error:
         message = f"importing {module_name} raises {described(error)}"
         raise BadFactory(message, _fix_of_call(error)) from error
@@ -403,6 +436,13 @@ def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWi
         message = f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {actual}"
         raise BadFactory(message, "return model")
     return ModelWithInputs(product, inputs.fitting(product, own) if isinstance(inputs, Samples) else inputs)
+
+
+def _refuse_compiled(dotted: str, model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        # The class that torch.compile returns is slow to import.
+        if "_orig_mod" in module._modules:
+            raise compiled_by_torch(dotted, name)
 
 
 def _refuse_script(dotted: str, model: Any) -> None:
@@ -500,12 +540,12 @@ def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
     return outputs
 
 
-def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
-    """The outputs of one inference for each sample.
+def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], place: str = "") -> list[list[Tensor]]:
+    """The outputs of one inference for each sample. `place` is where the user's code returns them.
 
     Raises BadFactory for a model that gives other outputs the second time: state may be in a list, dict or
     number, where `infer` does not see it."""
-    outputs = [infer(model, samples[0])]
+    outputs = [_first_outputs(model, samples[0], place)]
     try:
         outputs += [infer(model, sample) for sample in samples[1:]]
     except (IndexError, RuntimeError, ValueError) as error:
@@ -516,12 +556,28 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[l
         ) from error
     again = infer(model, samples[0])
     if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
+        if drawing := _drawing(model, samples[0]):
+            raise draws_numbers(*drawing)
         raise BadFactory(
-            "the model gives different outputs for the same inputs: it keeps state outside its buffers, or"
-            " draws random numbers",
-            "make these inputs",
+            "the model gives different outputs for the same inputs: it keeps state outside its buffers",
+            "make the state an input and an output",
         )
     return outputs
+
+
+def _first_outputs(model: nn.Module, sample: tuple[Tensor, ...], place: str) -> list[Tensor]:
+    require_fitting(model, sample, place)
+    try:
+        return infer(model, sample)
+    except BadFactory:
+        raise
+    except Exception as error:
+        if of_type := of_other_type(error, sample, place):
+            raise of_type from error
+        line = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
+        if not place or not line or known_of(error):
+            raise
+        raise not_running(described(error), line, sample, place) from error
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
@@ -582,19 +638,28 @@ def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | N
     return str(changes.line) if any(input_._version for input_ in inputs) else None
 
 
+def _drawing(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[str, str] | None:
+    """The function that draws random numbers, and its line (` (file:line)`); None if the model draws none."""
+    with _Changes(lambda: torch.get_rng_state().numpy().tobytes()) as changes:
+        run_copied(model, sample)
+    return (changes.function, changes.line) if changes.function else None
+
+
 class _Changes(TorchFunctionMode):
-    """Finds the first line that changes `version`."""
+    """Finds the first call that changes `version`, and its line."""
 
     def __init__(self, version: Callable[[], object]) -> None:
         super().__init__()
         self._version = version
         self.line: str = ""
+        self.function: str = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self._version()
         result = func(*args, **(kwargs or {}))
-        if not self.line and self._version() != before:
+        if not self.function and self._version() != before:
             self.line = users_line(traceback.extract_stack())
+            self.function = getattr(func, "__name__", str(func))
         return result
 
 

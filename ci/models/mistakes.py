@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ci.models import model_lines
 from ci.models.user_model import SAMPLE_FILES, BadFactory
 from provisioning.base.commands import Fix, quoted
 
+NAMED = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 RETURN = "`return model, (x,)`"
 AS_PT2 = (
@@ -36,7 +44,7 @@ def parameters_of(forward: Callable[..., Any]) -> tuple[str, ...]:
 def _inputs_of(forward: Callable[..., Any], *, first: int = 0) -> tuple[str, ...]:
     """Those that it needs; its first one if it needs none."""
     parameters = [*inspect.signature(forward).parameters.values()][first:]
-    places = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
+    places = [parameter for parameter in parameters if parameter.kind in NAMED]
     names = [parameter.name for parameter in places if parameter.default is inspect.Parameter.empty]
     return tuple(names or [parameter.name for parameter in places[:1]] or ["x"])
 
@@ -45,6 +53,78 @@ def require_enough(forward: Callable[..., Any], sample: Sequence[Tensor], file: 
     """Refuse a sample without an input that the model needs."""
     if len(sample) < len(names := _inputs_of(forward)):
         raise other_count(str(file), len(sample), names)
+
+
+def require_fitting(model: nn.Module, sample: Sequence[Tensor], place: str) -> None:
+    """Refuse inputs that are no arguments of the model's forward, `place` being where they are returned."""
+    signature = inspect.signature(model.forward)
+    by_name = [
+        name for name, row in signature.parameters.items() if row.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    needed = [name for name in by_name if signature.parameters[name].default is inspect.Parameter.empty]
+    if needed:
+        raise _by_name_alone(type(model).__name__, [*parameters_of(model.forward), *needed], needed)
+    try:
+        signature.bind(*sample)
+    except TypeError:
+        names = _inputs_of(model.forward)
+        message = f"forward takes {', '.join(names)}: expected {len(names)} inputs, found {len(sample)}"
+        where = f" at {place}" if place else ""
+        raise BadFactory(message, f"`return model, {_tuple(names)}`{where}, {_tensors_like(names)}") from None
+
+
+def _by_name_alone(kind: str, names: Sequence[str], needed: Sequence[str]) -> BadFactory:
+    listed = ", ".join(names)
+    call = ", ".join(f"{name}={name}" if name in needed else name for name in names)
+    return BadFactory(
+        f"{kind}.forward takes {', '.join(needed)} by name alone (behind its `*`), and torch.export gives a"
+        " program's inputs by position",
+        f"leave the `*` of forward out; or wrap the model:\n"
+        f"class ByPosition(torch.nn.Module):\n"
+        f"    def __init__(self, model):\n"
+        f"        super().__init__()\n"
+        f"        self.model = model\n"
+        f"    def forward(self, {listed}):\n"
+        f"        return self.model({call})\n"
+        f"and `return ByPosition(model), {_tuple(names)}`",
+    )
+
+
+WRONG_TYPES = (
+    (
+        re.compile(
+            r"Input type \(.*\) and (?:bias|weight) type \((?:torch\.)?float"
+            r"|expected m1 and m2 to have the same dtype, but got: (?:long|int|double|unsigned).* != float"
+            r"|mat1 and mat2 must have the same dtype, but got (?:Long|Int|Byte|Double).* and Float"
+        ),
+        "float",
+    ),
+    (re.compile("one of the following scalar types: Long, Int|tensors used as indices must be long"), "long"),
+)
+"""What torch says of inputs of another type than the model's, and the method that makes them of that type."""
+
+
+def of_other_type(error: Exception, sample: Sequence[Tensor], place: str) -> BadFactory | None:
+    """Of a model that does not run since its own inputs are of another type; None for other errors."""
+    method = next((method for pattern, method in WRONG_TYPES if pattern.search(str(error))), "")
+    wrong = {"float": torch.float32, "long": torch.int64}.get(method)
+    if wrong is None or all(tensor.dtype is wrong for tensor in sample):
+        return None
+    message = f"forward does not take inputs of these types, {_kinds(sample)}: {error}"
+    where = f" at {place}" if place else ""
+    return BadFactory(message, f"`return model, (x.{method}(),)`{where}")
+
+
+def not_running(words: str, line: str, sample: Sequence[Tensor], place: str) -> BadFactory:
+    """Of a model that raises with its first inputs."""
+    return BadFactory(
+        f"the model does not run with its inputs, {_kinds(sample)}: {words}",
+        f"give forward the inputs that it takes, at {place}; or correct {line}",
+    )
+
+
+def _kinds(sample: Sequence[Tensor]) -> str:
+    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in sample)
 
 
 def _tuple(names: Sequence[str]) -> str:
@@ -152,6 +232,48 @@ def _kind(value: Any) -> str:
     if isinstance(value, SCALARS):
         return f"{type(value).__name__} {value!r:.60}"
     return f"a {type(value).__name__}"
+
+
+def ends_python(what: str, error: SystemExit) -> BadFactory:
+    """Of user code that raises SystemExit while it is imported or called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = model_lines.users_line(frames).strip(" ()")
+    guard = 'under `if __name__ == "__main__":`'
+    if any(Path(frame.filename).name == "argparse.py" for frame in frames):
+        return BadFactory(
+            f"{what} reads a command line with argparse at {place}, and has none of its own here",
+            f"put what calls argparse {guard}, and give the function its values: `def net(width=64):`",
+        )
+    line = place.rpartition(":")[2]
+    is_top = any(frame.name == "<module>" and str(frame.lineno) == line for frame in frames)
+    fix = f"put line {line} {guard}" if is_top else f"return the model and its inputs at {place}"
+    return BadFactory(f"{what} ends Python at {place}: sys.exit({error.code!r})", fix)
+
+
+def compiled_by_torch(where: str, name: str) -> BadFactory:
+    """Of a model, or its part `name`, that torch.compile has wrapped."""
+    part = f"model.{name}" if name else "model"
+    line = f"`{part} = {part}._orig_mod`"
+    return BadFactory(
+        f"{where}: {part} is wrapped by torch.compile, which compiles it for this machine",
+        f"return the model without torch.compile: {line} before it is returned",
+    )
+
+
+def not_a_number(name: str, weight: Tensor) -> BadFactory:
+    count = int(weight.isnan().sum())
+    return BadFactory(
+        f"{name} holds NaN in {count:,} of its {weight.numel():,} values",
+        "load the weights of a training that did not diverge, and compare their file's checksum",
+    )
+
+
+def draws_numbers(function: str, line: str) -> BadFactory:
+    """Of a model that gives other outputs at each run, as `function` at `line` draws random numbers."""
+    fix = "draw them outside, and make them an input; or once, in __init__: self.register_buffer"
+    if "dropout" in function:
+        fix = f"give dropout the model's own mode{line}: training=self.training; or use nn.Dropout"
+    return BadFactory(f"{function} draws random numbers in each run{line}, so no two outputs are alike", fix)
 
 
 def of_syntax(error: SyntaxError) -> BadFactory:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ci.models import user_model
-from ci.models.factory import ModelWithInputs, infer_all, make, samples_of
+from ci.models.factory import ModelWithInputs, make, samples_of
 from ci.models.user_model import BadFactory
 
 NETS = """\
@@ -80,7 +81,8 @@ def built(folder: Path, code: str, function: str, samples: Path | None = None) -
     (folder / f"{module}.py").write_text(code)
     loaded = make(f"{module}:{function}", {}, folder, samples_of(samples) if samples else None)
     chosen = loaded.choose(None, None)
-    infer_all(loaded.model.eval(), [*chosen.compared, *chosen.calibrating])
+    loaded.model.eval()
+    loaded.outputs([*chosen.compared, *chosen.calibrating])
     return loaded
 
 
@@ -183,6 +185,133 @@ def test_a_tensor_that_is_not_on_the_cpu_is_named(folder: Path, code: str, named
     with pytest.raises(BadFactory, match=rf"{re.escape(named)} is on meta") as refused:
         built(folder, f"{NETS}\n{code}\n", "net")
     assert ".cpu()" in line_of(refused.value)
+
+
+RUN = """\
+class ByName(Net):
+    def forward(self, *, image, mask):
+        return self.linear(image) * mask
+class Drop(Net):
+    def forward(self, x):
+        return nn.functional.dropout(self.linear(x))
+class Noise(Net):
+    def forward(self, x):
+        return self.linear(x) + torch.randn(4)
+class Keeps(Net):
+    count = 0
+    def forward(self, x):
+        self.count += 1
+        return self.linear(x) + self.count
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 4)
+    def forward(self, ids):
+        return self.table(ids)
+class Image(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+    def forward(self, image):
+        return self.conv(image)
+def nan():
+    model = Net()
+    model.linear.weight.data[0, 0] = float("nan")
+    return model, (x,)
+"""
+WRONG_MODELS = {
+    # By the code of a function `net`: what the message names (@: the line of that code), what is replaced
+    # and by what; {} is the line that is printed.
+    "return ByName(), (x, x)": (["image, mask", "by name alone"], "*, ", ""),
+    "return Drop(), (x,)": (
+        ["dropout", "@nn.functional.dropout"],
+        "linear(x))",
+        "linear(x), training=self.training)",
+    ),
+    "return Noise(), (x,)": (["randn", "@torch.randn"], "torch.randn(4)", "torch.ones(4)"),
+    "return Keeps(), (x,)": (["keeps state"], "self.count += 1", "pass"),
+    "return nan()[0], (x,)": (["linear.weight", "1 of its 16"], 'float("nan")', "1.0"),
+    "return Two(), (x,)": (
+        ["text, mask", "expected 2", "found 1"],
+        "return Two(), (x,)",
+        "model = Two()\n    {}",
+    ),
+    "return Net(), (x, x, x)": (["expected 1", "found 3"], "(x, x, x)", "(x,)"),
+    "x = torch.ones(1, 4).long(); return Net(), (x,)": (
+        ["int64[1, 4]"],
+        "return Net(), (x,)",
+        "model = Net(); {}",
+    ),
+    "x = torch.ones(1, 4); return Table(), (x,)": (
+        ["float32[1, 4]"],
+        "return Table(), (x,)",
+        "model = Table(); {}",
+    ),
+    "return Image(), (torch.ones(1, 1, 2, 2),)": (
+        ["float32[1, 1, 2, 2]", "@self.conv(image)", "@return Image()"],
+        "1, 1, 2, 2",
+        "1, 3, 2, 2",
+    ),
+    "model = torch.compile(Net()); return model, (x,)": (["torch.compile"], "; return", "; {}; return"),
+    "model = nn.Sequential(torch.compile(Net())); return model, (x,)": (
+        ["torch.compile", "model.0"],
+        "nn.Sequential(torch.compile(Net()))",
+        "nn.Sequential(Net())",
+    ),
+    "import sys; sys.exit(3)": (["sys.exit(3)", "@import sys"], "sys.exit(3)", "return Net(), (x,)"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method")
+@pytest.mark.parametrize("code", WRONG_MODELS)
+def test_a_model_that_does_not_run_is_told_what_to_write_and_where(folder: Path, code: str) -> None:
+    named, wrong, right = WRONG_MODELS[code]
+    whole = f"{NETS}{RUN}\ndef net():\n    {code}\n"
+    with pytest.raises(BadFactory) as refused:
+        built(folder, whole, "net")
+    told = f"{refused.value} {refused.value.fix}"
+    for word in named:
+        number = next((n for n, line in enumerate(whole.splitlines(), 1) if word[1:] in line), 0)
+        assert (f".py:{number}" if word.startswith("@") else word) in told
+    line = line_of(refused.value) if "{}" in right else ""
+    assert wrong in whole
+    built(folder, whole.replace(wrong, right.format(line)), "net")
+
+
+def test_the_wrapper_that_is_printed_for_inputs_by_name_gives_what_the_model_gives(folder: Path) -> None:
+    code = f"{NETS}{RUN}\ndef net():\n    return ByName(), (x, x)\n"
+    with pytest.raises(BadFactory) as refused:
+        built(folder, code, "net")
+    _, wrapper, line = re.split(r"(class ByPosition.+)and `(?=return)", refused.value.fix, flags=re.DOTALL)
+    returned = line.removesuffix("`")
+    fixed = built(
+        folder, f"{NETS}{RUN}\n{wrapper}\ndef net():\n    model = ByName()\n    {returned}\n", "net"
+    )
+    assert torch.export.export(fixed.model, fixed.sample(0), strict=True).graph_signature.user_inputs == (
+        "image",
+        "mask",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("parser = argparse.ArgumentParser(); parser.add_argument('--width', required=True)", "argparse"),
+        ("sys.exit('usage: net.py FILE')", "usage: net.py FILE"),
+    ],
+)
+def test_a_file_that_is_a_script_is_told_to_guard_what_ends_python(
+    folder: Path, code: str, named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["worker"])
+    begin, *rest = f"{code}; parser.parse_args()".replace("FILE'); parser.parse_args()", "FILE')").split("; ")
+    script = "\n".join([begin, *rest])
+    made = "def net(): return Net(), (x,)"
+    with pytest.raises(BadFactory, match=named) as refused:
+        built(folder, f"import argparse, sys\n{NETS}\n{script}\n{made}\n", "net")
+    assert line_of(refused.value).startswith("if __name__")
+    guarded = "\n".join([line_of(refused.value), *(f"    {line}" for line in script.splitlines())])
+    built(folder, f"import argparse, sys\n{NETS}\n{made}\n{guarded}\n", "net")
 
 
 def test_a_model_that_asks_for_a_gpu_gets_its_line_and_what_to_write_there(folder: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ci.lanes.executorch.orders import ExportedRun, ExportedRuns, ExportRequest
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
 from ci.models.exported import NoDigest, digest_of
-from ci.models.factory import ModelWithInputs, copied, find, infer_all, inputs_named, make
+from ci.models.factory import ModelWithInputs, copied, find, inputs_named, make
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import explained, source_of, users_line
 from ci.models.user_model import BadFactory, modules_in
@@ -57,7 +57,7 @@ class ExportedCase:
         name = digest_of_tensors(samples)
         if name not in self._outputs:
             doing("run on CPU")
-            self._outputs[name] = infer_all(self.subject.model, samples)
+            self._outputs[name] = self.subject.outputs(samples)
         return self._outputs[name]
 
     def program(self, sample: tuple[Tensor, ...]) -> Any:

@@ -336,7 +336,7 @@ def export(
     input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""
     import torch
 
-    from ci.models.factory import call, factory_of, infer_all, model_of, require_float32
+    from ci.models.factory import call, factory_of, model_of, require_float32
     from ci.models.model_lines import explained
     from ci.models.user_model import BadFactory
 
@@ -354,7 +354,7 @@ def export(
     subject = model_of(dotted, product, inputs, factory)
     sample = subject.sample(0)
     # Refuse a model that keeps state, because an export would leave the state out.
-    require_float32([*sample, *infer_all(subject.model, [sample])[0]])
+    require_float32([*sample, *subject.outputs([sample])[0]])
     try:
         with torch.no_grad(), quiet():
             torch.onnx.export(
