@@ -38,8 +38,6 @@ class KnownFix(Model):
     find: str = ""
     """What of the source line to replace, and by what; both mean the same."""
     write: str = ""
-    proof: str = ""
-    """A case of the default suite, or of lab/suites/models.toml, with it, which leaves nothing on the CPU."""
     rewrite: str = ""
     """The name of what rewrites a graph so."""
     none: str = ""
@@ -169,8 +167,6 @@ class Fault(Model):
     """Whether this project saw it itself; else the thread says so."""
     upstream: str = ""
     """What those who make the product say of it."""
-    unshown: str = ""
-    """Why it has no script, if it has none."""
 
     @property
     def fix(self) -> str:

@@ -82,10 +82,6 @@ class Images(Model):
     system: System
     imports: dict[Name, tuple[str, ...]]
     images: dict[Name, ImageEntry]
-    published: dict[
-        Name, Annotated[str, StringConstraints(pattern=r"^[a-z0-9.-]+/[a-z0-9./_-]+@sha256:[0-9a-f]{64}$")]
-    ] = Field(default_factory=dict)
-    """The images of the last release, by digest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,9 +70,6 @@ def names_of(operator: str) -> tuple[str, ...]:
 
 TABLE = MANIFESTS / "upstream" / "operators.json"
 
-PLAIN = "plain"
-"""Our own case of usual values and shape."""
-
 Result = Literal["crash", "dies", "wrong", "lost", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
 
 FAILING = ("lost", "wrong", "dies", "crash")

@@ -1,5 +1,5 @@
-"""All reports in the forms that other programs read: JUnit XML, SARIF for code scanning, and GitLab's code
-quality; and the files that are written beside the reports."""
+"""All reports in the forms that other programs read, which are JUnit XML and SARIF for code scanning; and the
+files that are written beside the reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ci.report.page import environment, html, markdown
 from ci.report.summary import in_words
 from provisioning.base.files import write_named
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.foreign import visible
 from provisioning.base.rendering import counts_of, verdict
 
 FIX = "choose another with -o or --reports"
@@ -88,9 +87,7 @@ def _cases(report: Report) -> Iterator[JunitCase]:
             )
 
 
-# SARIF 2.1.0, and GitLab's code quality
-
-QUALITY = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.NOTE: "info"}
+# SARIF 2.1.0
 
 
 def sarif(reports: Sequence[Report]) -> str:
@@ -147,23 +144,6 @@ def _rule(rule: str) -> dict[str, object]:
     if page := page_of(rule):
         fields["helpUri"] = page
     return fields
-
-
-def code_quality(reports: Sequence[Report]) -> str:
-    """GitLab's format, which needs a place."""
-    return _as_json(
-        [
-            {
-                "description": in_words(finding) or finding.rule,
-                "check_name": finding.rule or report.stage or "qnn-ci",
-                "fingerprint": fingerprint,
-                "severity": QUALITY[finding.severity],
-                "location": {"path": visible(finding.place.file), "lines": {"begin": finding.place.line}},
-            }
-            for report, finding, fingerprint in _fingerprints(reports)
-            if finding.place
-        ]
-    )
 
 
 def _fingerprints(reports: Iterable[Report]) -> Iterator[tuple[Report, Finding, str]]:

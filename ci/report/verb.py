@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ci.report.page import html, markdown
-from ci.report.renderings import FIX, code_quality, junit, publish, sarif
+from ci.report.renderings import FIX, junit, publish, sarif
 from ci.report.summary import conclusion, stage_line, worst
 from provisioning.base import answer
 from provisioning.base.command_line import switch, valued
@@ -126,6 +126,5 @@ RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {
     "html": html,
     "junit": junit,
     "sarif": sarif,
-    "code-quality": code_quality,
     "markdown": markdown,
 }

@@ -58,9 +58,6 @@ ExecutorchScheme = Literal[
 ]
 """`qdq`: a model that is quantized already, taken as it is."""
 SCHEMES: tuple[str, ...] = get_args(ExecutorchScheme)
-MeasuredScheme = Literal["fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w"]
-MEASURED_SCHEMES: tuple[MeasuredScheme, ...] = get_args(MeasuredScheme)
-"""The columns of the table of operators."""
 
 OnnxPrecision = Literal["fp16", "8a8w", "16a8w"]
 """Those of the table of ONNX's operators."""

@@ -129,8 +129,6 @@ def _fault(fault: Fault) -> Iterator[str]:
         yield f"- **See it:** `{fault.shown_by.installed}`"
     if fault.script:
         yield f"- **Script:** [{fault.script}](../{fault.script})"
-    else:
-        yield f"- **No script:** {fault.unshown}"
     yield ""
 
 

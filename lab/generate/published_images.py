@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from ci.image.contents import load_images
+from lab.release.published import published_images
 from provisioning.base.settings import ROOT
 
 DEVCONTAINER = ROOT / ".devcontainer" / "devcontainer.json"
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- published: written by `nox -s generate` -->", "<!-- /publishe
 
 def devcontainer() -> str:
     settings = json.loads(DEVCONTAINER.read_text(encoding="utf-8"))
-    if reference := load_images().published.get(FOR_EDITORS):
+    if reference := published_images().get(FOR_EDITORS):
         settings["image"] = reference
         settings.pop("initializeCommand", None)
         settings["postCreateCommand"] = "nox -s provision validate"
@@ -24,7 +24,7 @@ def devcontainer() -> str:
 
 
 def page() -> str:
-    published = load_images().published
+    published = published_images()
     lines = ["| image | of the last release |", "| --- | --- |"]
     lines += [f"| `{name}` | `{reference}` |" for name, reference in published.items()]
     text = "\n".join(lines) if published else "No release has published them yet: build them."

@@ -27,8 +27,8 @@ from ci.lanes.upstream.adapters import (
     why_unheld,
 )
 from ci.lanes.upstream.suite import Part
-from ci.operators.table import EXACT, PLAIN
-from ci.suite.precision import MEASURED_SCHEMES
+from ci.operators.table import EXACT
+from lab.operators import MEASURED_SCHEMES, PLAIN
 from lab.operators.records import Draw
 from lab.operators.value_cases import SAME_WITHOUT_WEIGHTS
 

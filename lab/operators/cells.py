@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ci.operators import table
 from ci.operators.table import key_of
+from lab.operators import PLAIN
 from lab.operators.records import PartsRecord
 from lab.operators.suites import NEWER
 from lab.operators.tried import NO_OPERATOR, TABLED, Tried, badness, tried_of
@@ -66,9 +67,7 @@ def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
 def _from_similar_scheme(own: Sequence[Tried], others: Sequence[Tried]) -> list[Tried]:
     """What counts of the scheme that differs in the weights alone, if the plain case gave the same figure
     in both and no other of our own cases was tried."""
-    plain, same = (
-        [row.part for row in rows if row.form.startswith(f"{table.PLAIN} ")] for rows in (own, others)
-    )
+    plain, same = ([row.part for row in rows if row.form.startswith(f"{PLAIN} ")] for rows in (own, others))
     tried_others = any(not (row.usual or row.chain) for row in own)
     if not plain or plain != same or plain[0].sqnr_db is None or tried_others:
         return []
@@ -113,7 +112,7 @@ def cell_of(rows: Sequence[Tried]) -> table.Cell:
         if form != table.IN_CHAIN and case.result not in (usual_chain.result, "bad_test")
     }
     figures = [
-        (case.db, "" if row.form == table.IN_CHAIN or row.form.startswith(f"{table.PLAIN} ") else row.form)
+        (case.db, "" if row.form == table.IN_CHAIN or row.form.startswith(f"{PLAIN} ") else row.form)
         for row in judged
         for case in row.draws
         if case.result == deciding and case.db is not None and case.db < table.EXACT

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ci.operators.table import FAILING, TABLE, WORDS, Cell, OperatorTable, Result, key_of, read
 from ci.suite.lost_parts import WRONG_DB
-from ci.suite.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
+from ci.suite.precision import ONNX_PRECISIONS
 from lab.onnx_operators.cells import measured_table
 from lab.onnx_operators.node_tests import NodeTests, node_tests
+from lab.operators import MEASURED_SCHEMES
 from lab.operators.cells import LOSES_DB, table_of
 from lab.operators.records import FOLDER, PartsRecord, load_record, record_of_run
 from lab.operators.suites import NEWER

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ci.lanes.upstream.verb import add_tests, options_of
-from ci.suite.precision import MEASURED_SCHEMES
+from lab.operators import MEASURED_SCHEMES
 from provisioning.base.command_line import repeatable
 
 EXAMPLES = """\

@@ -9,7 +9,7 @@ from functools import cache
 
 from ci.operators import table
 from ci.suite.lost_parts import WRONG_DB
-from ci.suite.precision import MEASURED_SCHEMES
+from lab.operators import MEASURED_SCHEMES, PLAIN
 from lab.operators.records import Draw, RecordedPart
 from lab.operators.suites import NEWER
 from lab.operators.value_cases import CHAIN, cases, chains
@@ -97,7 +97,7 @@ class Tried:
 
     @property
     def usual(self) -> bool:
-        return " " not in self.form or self.form.startswith(f"{table.PLAIN} ")
+        return " " not in self.form or self.form.startswith(f"{PLAIN} ")
 
     @property
     def chain(self) -> bool:

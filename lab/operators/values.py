@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ci.operators.table import PLAIN
 from lab.models.chained import Chained
 from lab.models.operators import alone
+from lab.operators import PLAIN
 from lab.operators.value_cases import DRAWS, PROGRAMS, ValueCase, cases, chains
 from provisioning.manifest import soc_named
 

@@ -39,13 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
     )
     valued(parser, "--bills", "FOLDER", "write there what these images are made of, NAME.cdx.json", type=Path)
-    valued(parser, "--published", "JSON", "record the images' references, by name, in manifests/images.toml")
+    valued(parser, "--published", "JSON", "record the images' references, by name, in published.toml")
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.image.contents import plan_of
     from ci.image.engine import connected
-    from lab.release import files
+    from lab.release import files, published
     from lab.release.tagging import release_of, tag_release
     from provisioning.base.settings import ROOT, project
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
                 bill = files.bill_of_image(plan_of(name), engine)
                 (args.bills / f"{name}.cdx.json").write_text(bill, encoding="utf-8")
     elif args.published:
-        files.record(args.published)
+        published.record(args.published)
     else:
         files.make(os.environ)
     return 0

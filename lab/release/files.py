@@ -20,7 +20,6 @@ from typing import IO, TYPE_CHECKING
 from ci.builds.source import bill_item, document, package_url
 from ci.image.contents import ENVIRONMENTS_INSIDE, ImagePlan
 from ci.image.engine import Engine
-from lab.image_pins import edited
 from provisioning.base.commands import quoted, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import empty_folder, hash_file
@@ -248,9 +247,3 @@ def _member(image: tarfile.TarFile, name: str) -> IO[bytes]:
 def _files(layer: IO[bytes]) -> list[str]:
     with tarfile.open(fileobj=layer) as files:
         return files.getnames()
-
-
-def record(references: str) -> None:
-    """Where the images were published, a JSON object by name, in manifests/images.toml."""
-    with edited() as document:
-        document["published"] = json.loads(references)

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from ci.operators.table import IN_CHAIN, PLAIN, Case, Cell, read
+from ci.operators.table import IN_CHAIN, Case, Cell, read
 from ci.suite.lost_parts import WRONG_DB
+from lab.operators import PLAIN
 from lab.operators.cells import ALONE
 from lab.operators.tried import LAYERS_LOSE
 from lab.operators.value_cases import CHAIN, ValueCase, cases, chains

@@ -59,11 +59,6 @@ def test_a_script_begins_with_the_title_of_its_fault() -> None:
     assert first == {name: f'"""{name}: {titles[name]}' for name in first}
 
 
-def test_a_fault_has_a_script_or_says_why_not() -> None:
-    faults = load_faults()
-    assert faults and not [fault.id for fault in faults if bool(fault.script) == bool(fault.unshown)]
-
-
 @pytest.mark.parametrize(
     ("printed", "code", "word"),
     [

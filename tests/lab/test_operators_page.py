@@ -11,7 +11,7 @@ import pytest
 from ci.lanes.upstream.accepted import AcceptedTests
 from ci.lanes.upstream.suite import Part, UpstreamVerdict
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
-from ci.suite.precision import MEASURED_SCHEMES
+from lab.operators import MEASURED_SCHEMES
 from lab.operators.cells import table_of
 from lab.operators.pages import accept_table, markdown
 from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.report.page import cell, markdown
-from ci.report.renderings import code_quality, junit, sarif
+from ci.report.renderings import junit, sarif
 from ci.report.summary import command, github_annotations, worst
 from provisioning.base.findings import Artifact, Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
@@ -244,16 +244,6 @@ def test_sarif_tells_two_findings_of_one_line_apart_and_knows_one_that_moved() -
         for run in (reports, [at("ci/BUCK:9", "a.cpp")])
     )
     assert moved == fingerprints[0] and len({*fingerprints}) == len(reports)
-
-
-def test_code_quality_has_a_path_a_line_and_a_fingerprint_of_its_own_each() -> None:
-    issues = json.loads(code_quality([at("ci/BUCK:3"), at("ci/BUCK:3"), at("nowhere")]))
-    assert len({issue["fingerprint"] for issue in issues}) == len(issues)
-    places = [(issue["location"]["path"], issue["location"]["lines"]["begin"]) for issue in issues]
-    assert places == [("ci/BUCK", 3), ("ci/BUCK", 3)]
-    assert {finding["severity"] for finding in issues} == {"major"}
-    # GitLab drops what lacks one of these.
-    assert {*issues[0]} == {"description", "check_name", "fingerprint", "severity", "location"}
 
 
 def test_every_rendering_for_a_machine_has_the_place() -> None:
