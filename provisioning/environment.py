@@ -19,6 +19,7 @@ from provisioning.base.commands import Command, Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
     ANDROID,
+    DEFAULT_PROFILE,
     DEFAULT_TARGET,
     OFFICIAL_PROFILE,
     Selection,
@@ -26,7 +27,14 @@ from provisioning.base.settings import (
     store_path,
     user_path,
 )
-from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, KINDS, QNN_SDK
+from provisioning.components import (
+    COMPONENT_VARIABLES,
+    EXECUTORCH_SOURCE,
+    KINDS,
+    QNN_SDK,
+    ComponentName,
+    adopt,
+)
 from provisioning.dist import OVERLAY, runner_of
 from provisioning.executorch import PROFILES_WHEEL, PYTHON_PATH, Executorch, choose, is_same_folder
 
@@ -251,6 +259,35 @@ def _lacking(
     return EnvironmentLacking(message, fix=session("provision", *flags))
 
 
+def require_somewhere(
+    needs: Sequence[ComponentName], selection: Selection, environ: Mapping[str, str]
+) -> None:
+    """Refuse what a build from source needs and neither a variable names nor the store has.
+    This needs no package; `resolve` judges what is there."""
+    gaps = []
+    for component in needs:
+        if own := users_own(component, selection.store, environ, []):
+            adopt(component, own[1], own[0])
+        elif not any(selection.store.glob(f"trees/{component}-*/{_BUILD_READS.get(component, '')}")):
+            gaps.append(component)
+    if not gaps:
+        return
+    profile = OFFICIAL_PROFILE if selection.profile == DEFAULT_PROFILE else selection.profile
+    targets = tuple(dict.fromkeys((DEFAULT_TARGET, selection.target)))
+    flags = selecting_flags(replace(selection, profile=profile, named_targets=targets), environ)
+    components = [word for component in gaps for word in ("--component", component)]
+    command = session("provision", *flags, *components)
+    raise EnvironmentLacking(
+        f"{_series(gaps)} for {selection.target} {'is' if len(gaps) == 1 else 'are'} neither in the store "
+        f"({selection.store}) nor named by {_series([COMPONENT_VARIABLES[gap] for gap in gaps])}",
+        fix=command if profile == selection.profile else Fix("{}, and {} here as well", command, _OFFICIAL),
+    )
+
+
+_BUILD_READS = {QNN_SDK: "include/QNN/QnnInterface.h"}
+"""Below a component's tree: what some trees of it lack. QNN's wheels have no headers."""
+
+
 def _series(names: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
@@ -354,7 +391,6 @@ def _in_store(value: str, variable: str, store: Path) -> bool:
 def _users_root(
     component: str, is_needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[Note]
 ) -> Root | None:
-    from provisioning.components import adopt
     from provisioning.store.own_trees import change_since_first_use
 
     own = users_own(component, selection.store, environ, notes)
@@ -391,8 +427,6 @@ def _named_or_stored(
     `env` and `shell` set the variable together with QNN_CI_PROFILE. Then it is no choice of the user's, and
     another profile needs another tree.
     """
-    from provisioning.components import adopt
-
     variable = COMPONENT_VARIABLES[component]
     value = environ.get(variable)
     if not value or not _in_store(value, variable, selection.store):

@@ -60,15 +60,23 @@ COMPLETING = 'eval "$(qnn-ci completion bash)"'
 BARE = ("example",)
 """They need no package: this Python runs them."""
 
-PROGRAMS = ("run", "forecast")
-"""Of these, the verbs that take a program that is compiled already, or choose the lane's form of a model."""
-
 
 def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
     """Refuse what the words alone show to be wrong, before minutes go into an environment."""
     if verb == "shell":
         return
-    args = command_line.checked("qnn-ci", verb, VERBS[verb], arguments, folder)
+    command_line.Parser.started_in = str(folder)
+    try:
+        _check(verb, arguments)
+    finally:
+        command_line.Parser.started_in = ""
+
+
+def _check(verb: str, arguments: Sequence[str]) -> None:
+    args = command_line.checked("qnn-ci", verb, VERBS[verb], arguments)
+    module = command_line.module_of(VERBS[verb])
+    if isinstance(module, command_line.ChecksWords):
+        module.check(args)
     if verb in options.CHOOSING:
         options.choice_of(args)
     elif verb == "gate":
@@ -79,8 +87,8 @@ def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
             profile, names = selection_of(args).profile, profile_names()
             if profile not in names:
                 raise UnknownName(f"there is no profile {profile!r}", profile, names)
-        if verb in ONE_MODEL and verb not in PROGRAMS:
-            check_model(args, verb, folder)
+        if verb in ONE_MODEL:
+            check_model(args, verb)
 
 
 def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, str]:

@@ -15,6 +15,8 @@ from provisioning.base.command_line import count, repeatable, switch, valued
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import DEFAULT_TARGET, WHEEL
+from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, KINDS, QNN_SDK
+from provisioning.environment import require_somewhere
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
 RUNNER_BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
@@ -93,6 +95,14 @@ class SourceBuild:
         if self.target == "aarch64-linux":
             help = "a vendor's CMake toolchain [aarch64-linux-gnu-g++]"
             valued(parser, "--toolchain-file", "FILE", help, type=Path)
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Refuse a build whose sources are nowhere, before its environment is made."""
+        needs = [QNN_SDK]
+        needs += [ANDROID_NDK] if self.target in KINDS[ANDROID_NDK].needed_by else []
+        needs += [] if args.executorch and not is_wheel(args.executorch) else [EXECUTORCH_SOURCE]
+        selection = replace(selection_of(args), target=self.target)
+        require_somewhere(needs, selection, os.environ)
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.builds import source, wheel

@@ -7,22 +7,36 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ci.models.not_models import MODEL_HELP
 from ci.models.user_model import UserModel, user_model
-from ci.one_model.options import COMPILE, DIVERGENCE, LANGUAGE_TIMEOUT, RUN, SEARCH_TIMEOUT, ModelOptions
+from ci.one_model.named_files import (
+    require_file,
+    require_inputs,
+    require_outputs,
+    require_program,
+    samples_in,
+)
+from ci.one_model.options import (
+    COMPILE,
+    DIVERGENCE,
+    FORECAST,
+    LANGUAGE_TIMEOUT,
+    RUN,
+    SEARCH_TIMEOUT,
+    ModelOptions,
+)
 from ci.suite.options import Choice, host_selection
 from ci.suite.precision import precision_named, scheme_named
 from ci.work.jobs import WorkOptions
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import UnknownName, UsageError
+from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import add_options, option_words, read_options, require_taken
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import Selection, profile_flags, user_path
+from provisioning.base.settings import Selection, profile_flags
 
 SomeOptions = TypeVar("SomeOptions", bound=ModelOptions)
 
@@ -116,17 +130,7 @@ class OneModel:
 
     @property
     def samples_folder(self) -> Path | None:
-        calibrate = self.options.calibrate
-        if not calibrate:
-            return None
-        folder = user_path(calibrate, "--calibrate", str(Parser.user_folder())).absolute()
-        if not folder.is_dir():
-            message = f"--calibrate {calibrate} is not a folder"
-            folders = [path.name for path in folder.parent.glob("*/")]
-            if get_close_matches(folder.name, folders, n=1):
-                raise UnknownName(message, folder.name, folders)
-            raise UsageError(message, fix="name a folder of samples")
-        return folder
+        return samples_in(self.options.calibrate) if self.options.calibrate else None
 
     def for_chip(self, soc: str) -> OneModel:
         if self.selection.socs == (soc,):
@@ -209,13 +213,24 @@ def one_model_of(args: argparse.Namespace, verb: str) -> OneModel:
     )
 
 
-def check_model(args: argparse.Namespace, verb: str, folder: Path) -> None:
-    """Refuse what the words alone show to be wrong: a model, chip or precision that is not there."""
+def check_model(args: argparse.Namespace, verb: str) -> None:
+    """Refuse what the words alone show to be wrong: a model, file, chip or precision that is not there."""
     model = one_model_of(args, verb)
+    options, path = model.options, Parser.user_folder() / model.typed
+    require_inputs(options.inputs)
+    if options.compare:
+        require_outputs(Parser.user_folder() / options.compare)
+    if options.precision_file:
+        require_file(options.precision_file, "--precision-file", "name a file that tune wrote")
+    options.check_samples()
     if not model.typed or model.lane == CHECKPOINT:
         return
-    user_model(model.typed, folder)
-    for precision in model.options.precisions:
+    if verb == RUN:
+        require_program(path, model.typed)
+        return
+    user_model(model.typed, Parser.user_folder())
+    # A forecast chooses the lane's form of it.
+    for precision in options.precisions if verb != FORECAST else ():
         precision_in(model.lane, precision)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ci.one_model.named_files import samples_in
 from provisioning.base.command_line import TIMEOUT, count, duration
 from provisioning.base.option_fields import Options, option
 
@@ -321,6 +322,11 @@ class ModelOptions(Options):
     def processor(self) -> str:
         """The part of the chip that runs the program."""
         return "htp"
+
+    def check_samples(self) -> None:
+        """Refuse samples that are not there."""
+        if self.calibrate:
+            samples_in(self.calibrate)
 
     def rewritten(self: SomeOptions) -> SomeOptions:
         """The options for a rewritten model: its nodes have other names, and its sizes are fixed."""

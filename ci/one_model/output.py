@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from ci.one_model.named_files import RECORD, require_outputs
 from ci.suite.accuracy import Pair, Unusable, compare, in_words, missed
 from ci.suite.suite_file import Thresholds
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import Fix, quoted, session
+from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import disk_errors, replace_text
 
@@ -134,8 +135,6 @@ def document_of(path: Path) -> dict[str, object]:
 if TYPE_CHECKING:
     from ci.models.inputs import Sample
 
-RECORD = "run.json"
-"""Beside the outputs: their names in order, and what ran where."""
 SCHEMA = 1
 SHOWN = 4
 
@@ -145,15 +144,6 @@ class Ran:
     inputs: Sample
     outputs: Sample
     where: str
-
-
-def require_program(path: Path, typed: str) -> None:
-    if not path.is_file():
-        problem = "it is a folder" if path.is_dir() else "there is no such file"
-        fix = Fix(
-            "name a .pte, an .onnx or a context, as {} makes them", session("compile", typed, "-o", "out")
-        )
-        raise UsageError(f"{typed}: {problem}", fix=fix)
 
 
 def as_text(ran: Ran) -> Iterator[str]:
@@ -187,8 +177,7 @@ def write(ran: Ran, folder: Path, typed: str) -> None:
 def outputs_in(folder: Path) -> Sample:
     from ci.models.inputs import read_array
 
-    if not (folder / RECORD).is_file():
-        raise UsageError(f"{folder} has no {RECORD}", fix="name the folder that `run PROGRAM -o` wrote")
+    require_outputs(folder)
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return {str(output["name"]): read_array(folder / output["file"]) for output in record["outputs"]}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
 from provisioning.base import answer
 from provisioning.base.commands import Fix, join_fixes, repeated
@@ -54,6 +54,13 @@ class VerbModule(Protocol):
     def configure(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int: ...
+
+
+@runtime_checkable
+class ChecksWords(Protocol):
+    """A verb that can refuse some words before its environment is made. It needs no package."""
+
+    def check(self, args: argparse.Namespace) -> None: ...
 
 
 OWN_PACKAGES = ("ci", "provisioning")
@@ -411,14 +418,10 @@ def arguments_of(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def checked(program: str, name: str, verb: Verb, argv: Sequence[str], started_in: Path) -> argparse.Namespace:
+def checked(program: str, name: str, verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     """What the words mean to a verb, which is not run. Where its command line refuses them, so does this."""
-    Parser.started_in = str(started_in)
-    try:
-        args: argparse.Namespace = _parser(program, name, verb).parse_args(answer.split_json(argv)[0])
-        return args
-    finally:
-        Parser.started_in = ""
+    args: argparse.Namespace = _parser(program, name, verb).parse_args(answer.split_json(argv)[0])
+    return args
 
 
 def _as_here(text: str) -> str:

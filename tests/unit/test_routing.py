@@ -15,6 +15,7 @@ from ci.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.commands import OF_CLONE
 from provisioning.base.settings import ROOT
+from provisioning.components import COMPONENT_VARIABLES
 from qnn_ci.command import MAP, program_of
 from qnn_ci.command import VERBS as ALL
 from tests.support.onnx_models import conv_model, write
@@ -47,6 +48,7 @@ def test_the_environment_is_that_of_the_model_or_the_lane(folder: Path, words: s
     assert program_of(verb, arguments, folder) == ("ci", environment)
 
 
+OF_USER = (*COMPONENT_VARIABLES.values(), "ANDROID_NDK", "ANDROID_NDK_HOME", "QNN_CI_PROFILE")
 WRONG = {
     "compile nothere.py:make -o out": "did you mean net.py",
     "compile net.py:mak -o out": "did you mean make",
@@ -58,12 +60,30 @@ WRONG = {
     "test_lowering --suite nothere.toml": "nothere.toml",
     "validate --profile whels": "did you mean wheels",
     "gate --frobnicate": "--frobnicate",
+    "build_android": "QNN_SDK_ROOT, ANDROID_NDK_ROOT and EXECUTORCH_ROOT",
+    "build_x86 --executorch tree": "nor named by QNN_SDK_ROOT",
+    "compile net.py:make --calibrate nofolder -o out": "nofolder",
+    "audit net.py:make --calibrate LLama": "did you mean Llama",
+    "quantize net.onnx --precision 8a8w --calibrate nofolder -o out": "nofolder",
+    "compile Llama --precision 8a8w --calibrate no.txt -o out": "no.txt",
+    "compile net.py:make --precision-file no.toml -o out": "no.toml",
+    "forecast nothere.onnx": "nothere.onnx",
+    "run nothere.pte": "nothere.pte",
+    "run nothere.onnx": "nothere.onnx",
+    "run net.onnx --input no.npy": "no.npy",
+    "run net.onnx --input x=no.npy": "no.npy",
+    "run net.onnx --compare Llama": "run.json",
+    "check nofolder": "nofolder",
+    "check Llama --text no.txt": "no.txt",
+    "check Llama --checkpoint nofolder": "nofolder",
     "compile net.py:make -o out --precision fp16 8a8w": "--precision fp16 --precision 8a8w",
     "compile net.py:make -o out --soc SM8650 SM8750": "--soc SM8650 --soc SM8750",
 }
 RIGHT = (
     "compile net.py:make --soc 8-elite --precision w8a16 -o out",
-    "run out/net.pte",
+    "run net.onnx --input x=net.py",
+    "compile net.onnx --calibrate net:make -o out",
+    "check Llama",
     "gate",
 )
 
@@ -84,8 +104,12 @@ def test_wrong_words_are_refused_with_no_package_at_hand(folder: Path) -> None:
         "    print(code, file=sys.stderr)\n"
     )
     command = [sys.executable, "-S", "-c", script, str(ROOT)]
-    ran = subprocess.run([*command, *WRONG], cwd=folder, capture_output=True, text=True, check=True)
-    said = ran.stderr.split("2\n")
+    environ = {name: value for name, value in os.environ.items() if name not in OF_USER}
+    environ |= {"QNN_CI_STORE": str(folder / "store")}
+    ran = subprocess.run(
+        [*command, *WRONG], cwd=folder, env=environ, capture_output=True, text=True, check=True
+    )
+    said = re.split(r"^[23]\n", ran.stderr, flags=re.MULTILINE)
     assert [hint in text for hint, text in zip(WRONG.values(), said, strict=False)] == [True] * len(WRONG), (
         ran
     )

@@ -120,7 +120,7 @@ def test_what_is_no_model_is_named_with_the_command_that_takes_it(
     assert command == typed
     if typed:
         verb, *words = typed
-        checked("qnn-ci", verb, VERBS[verb], words, strangers)
+        checked("qnn-ci", verb, VERBS[verb], words)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_a_file_without_its_function_is_told_which_it_has(strangers: Path, text:
     assert "net.py:net" in caught.value.fix and "net.py:other" in caught.value.fix
 
 
-def test_several_precisions_in_one_word_are_a_flag_each(tmp_path: Path) -> None:
+def test_several_precisions_in_one_word_are_a_flag_each() -> None:
     for read in (scheme_named, precision_named):
         with pytest.raises(UsageError) as caught:
             read("fp16,8a8w")
         assert isinstance(caught.value.fix, Fix)
         flags = caught.value.fix.flags
         assert flags == ("--precision", "fp16", "--precision", "8a8w")
-        args = checked("qnn-ci", "compile", VERBS["compile"], ["net.py:net", "-o", "out", *flags], tmp_path)
+        args = checked("qnn-ci", "compile", VERBS["compile"], ["net.py:net", "-o", "out", *flags])
         assert args.precisions == ["fp16", "8a8w"]
 
 

@@ -58,7 +58,8 @@ from ci.models.user_model import UserModel
 from ci.one_model.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
-from ci.one_model.output import Ran, require_program
+from ci.one_model.named_files import require_program
+from ci.one_model.output import Ran
 from ci.one_model.product import NoGraph, Outcome, Product, each_product, require_fp16
 from ci.operators import CpuOperator
 from ci.suite.accuracy import Inferences, against_in_words, in_words

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ci.one_model.named_files import require_file
 from ci.one_model.options import COMPILE, RUN, ModelOptions
 from provisioning.base.command_line import count
 from provisioning.base.option_fields import option
@@ -88,6 +89,11 @@ class LlmOptions(ModelOptions):
         verbs=(RUN,),
         decides_nothing=OF_RUN,
     )
+
+    def check_samples(self) -> None:
+        """They are a text."""
+        if self.calibrate:
+            require_file(self.calibrate, "--calibrate", "name a text file")
 
 
 OPTIONS = LlmOptions

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ci.one_model.named_files import require_file
 from ci.one_model.options import LANGUAGE_TIMEOUT
 from ci.suite.options import add_choice, add_how, stage_options
 from provisioning.base.command_line import add_timeout, count, switch, valued
+from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_executorch, add_selection, selection_of
 from provisioning.base.settings import MANIFESTS
 
@@ -80,6 +82,13 @@ class CheckVerb:
         add_executorch(group)
         # What was compiled says for which chip.
         parser.set_defaults(soc=None, target=None)
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Refuse files and folders that are not there."""
+        require_file(args.text, "--text", "name a text file")
+        for flag, folder in (("", args.model), ("--checkpoint ", args.checkpoint)):
+            if folder and not folder.is_dir():
+                raise UsageError(f"{flag}{folder} is not a folder", fix="name a folder that compile wrote")
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.lanes.llm import commands

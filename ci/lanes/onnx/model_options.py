@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ci.models.user_model import DOTTED
 from ci.one_model.options import (
     AUDIT,
     COMPILE,
@@ -64,6 +65,11 @@ class OnnxOptions(ModelOptions):
         verbs=(RUN,),
         decides_nothing="a program that is run by itself is not cached",
     )
+
+    def check_samples(self) -> None:
+        """A function may give them."""
+        if not DOTTED.fullmatch(self.calibrate or ""):
+            super().check_samples()
 
     def rewritten(self) -> OnnxOptions:
         # One chip is enough for a trial.

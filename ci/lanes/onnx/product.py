@@ -58,7 +58,8 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.models.inputs import GraphSignature, Sample, drawn, read_inputs, save, saved
 from ci.one_model.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.one_model.model import OneModel
-from ci.one_model.output import Ran, require_program
+from ci.one_model.named_files import require_program
+from ci.one_model.output import Ran
 from ci.one_model.product import Outcome, Product, each_product, require_fp16
 from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +19,7 @@ from ci.models.inputs import (
     saved,
     shares_of,
 )
-from ci.models.user_model import search_first, where_paths_begin
+from ci.models.user_model import DOTTED, search_first, where_paths_begin
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ SAMPLES, CALIBRATION = "samples.npz", "calibration.npz"
 EXPECTED, REFERENCE = "expected.npz", "reference.npz"
 OUTPUTS = "outputs.npz"
 """Of a result that a metric is computed of: what the program gave for its samples."""
-FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 MOST = 1000
 """At most this many samples are taken from a factory, which may never end."""
 
@@ -103,7 +101,7 @@ def resembling(sample: Sample, number: int) -> Sample:
 def calibration_samples(source: str, signature: GraphSignature, search_path: Path) -> list[Sample]:
     """Samples from a directory below `search_path`, else from `module:function`."""
     folder = search_path / source
-    if folder.is_dir() or not FACTORY.fullmatch(source):
+    if folder.is_dir() or not DOTTED.fullmatch(source):
         return read_samples(folder, signature)
     return _from_function(source, _called(source, search_path), signature)
 

@@ -1,0 +1,54 @@
+"""Files and folders that a command for one model names: what is not there is refused before anything costly.
+Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import Fix, session
+from provisioning.base.errors import UnknownName, UsageError
+from provisioning.base.settings import user_path
+
+RECORD = "run.json"
+"""What `run` writes beside the outputs of a program."""
+
+
+def require_program(path: Path, typed: str) -> None:
+    if not path.is_file():
+        problem = "it is a folder" if path.is_dir() else "there is no such file"
+        fix = Fix(
+            "name a .pte, an .onnx or a context, as {} makes them", session("compile", typed, "-o", "out")
+        )
+        raise UsageError(f"{typed}: {problem}", fix=fix)
+
+
+def require_outputs(folder: Path) -> None:
+    if not (folder / RECORD).is_file():
+        raise UsageError(f"{folder} has no {RECORD}", fix="name the folder that `run PROGRAM -o` wrote")
+
+
+def require_inputs(texts: Iterable[str]) -> None:
+    """Each text is a file, or NAME=FILE."""
+    for text in texts:
+        require_file(text.partition("=")[2] or text, "--input", "name a file of arrays that is there")
+
+
+def require_file(text: str | Path, flag: str, fix: str) -> None:
+    path = user_path(text, flag, str(Parser.user_folder()))
+    if not path.is_file():
+        raise UsageError(f"{flag} {text}: there is no such file", fix=fix)
+
+
+def samples_in(text: str) -> Path:
+    """The folder of samples that --calibrate names."""
+    folder = user_path(text, "--calibrate", str(Parser.user_folder())).absolute()
+    if folder.is_dir():
+        return folder
+    message = f"--calibrate {text} is not a folder"
+    folders = [path.name for path in folder.parent.glob("*/")]
+    if get_close_matches(folder.name, folders, n=1):
+        raise UnknownName(message, folder.name, folders)
+    raise UsageError(message, fix="name a folder of samples")
