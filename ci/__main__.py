@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from ci.lanes.registry import stages
 from provisioning.base.command_line import Verb, main
 
 VERBS = {
+    **{
+        stage.name: Verb(stage.verb, stage.summary, stage.environment or head.environment)
+        for head, stage in stages()
+    },
     "gate": Verb(
         "ci.gate.verb", "run the stages that decide a pull request, and summarize them", "executorch"
     ),
@@ -33,16 +38,6 @@ VERBS = {
         "put the files that a device needs into one folder, and check that they match",
     ),
     "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and fetch its output"),
-    "test_delegate": Verb(
-        "ci.lanes.upstream.verb:DELEGATE",
-        "run ExecuTorch's own delegate suite on the HTP emulator",
-        "executorch",
-    ),
-    "test_upstream": Verb(
-        "ci.lanes.upstream.verb:ALL",
-        "run any of ExecuTorch's own suites on the HTP emulator: operators, passes, models",
-        "upstream",
-    ),
     "diagnose": Verb(
         "ci.inspect.diagnose_verb",
         "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",
@@ -57,16 +52,6 @@ VERBS = {
     "quantize": Verb(
         "ci.model_commands.quantize",
         "quantize one model: an .onnx with QDQ nodes, or a quantized .pt2",
-        "executorch",
-    ),
-    "test_lowering": Verb(
-        "ci.lanes.executorch.verb:LOWERING",
-        "compile the suite's models for the NPU; check what runs there and what it costs",
-        "executorch",
-    ),
-    "test_emulator": Verb(
-        "ci.lanes.executorch.verb:EMULATION",
-        "run the suite's programs on the HTP emulator and compare with PyTorch",
         "executorch",
     ),
     "audit": Verb(
@@ -100,19 +85,9 @@ VERBS = {
         "print the suite as a CI matrix, in shards of equal length",
     ),
     "inspect": Verb("ci.inspect.verb", "show what is inside a program, and whether an SDK can load it"),
-    "test_onnx": Verb(
-        "ci.lanes.onnx.verb",
-        "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider",
-        "onnx",
-    ),
     "check": Verb(
         "ci.lanes.llm.verb:CHECK",
         "compare a compiled language model with the float model, part by part",
-        "llm",
-    ),
-    "test_llm": Verb(
-        "ci.lanes.llm.verb",
-        "run language models on the HTP emulator, and compare their text with the float model's",
         "llm",
     ),
     "wrap": Verb(

@@ -3,11 +3,17 @@ check a manifest."""
 
 from __future__ import annotations
 
+from ci.lanes.registry import lanes_by_stage
 from provisioning.base import toml
 from provisioning.base.settings import MANIFESTS
 
 GATE_TABLE = MANIFESTS / "gate.toml"
 
 
+GATE_ENVIRONMENT = "executorch"
+"""The locked Python that the gate runs in."""
+
+
 def stage_names() -> list[str]:
-    return [stage["name"] for stage in toml.loads(GATE_TABLE.read_text(encoding="utf-8"))["stage"]]
+    rows = toml.loads(GATE_TABLE.read_text(encoding="utf-8"))["stage"]
+    return [*dict.fromkeys([*(stage["name"] for stage in rows), *lanes_by_stage()])]

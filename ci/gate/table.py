@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ci.gate import GATE_TABLE
+from ci.gate import GATE_ENVIRONMENT, GATE_TABLE
+from ci.lanes.registry import lanes_by_stage
+from ci.suite.lane_head import LaneHead
 from provisioning.base.documents import Model, load
 
 
@@ -21,9 +23,10 @@ class GateStage(Model):
     needs: tuple[str, ...] = ()
     """Earlier stages that must pass, or be skipped on purpose, before this one runs."""
     lane: str = ""
-    """Runs only where a suite has runs of this lane; the gate passes these suites and --tag on to it."""
+    """Runs only where a suite has runs of this lane; the gate passes these suites and --tag on to it. The
+    registry of lanes says it."""
     environment: str = ""
-    """The locked environment that it needs, if that is not the gate's."""
+    """The locked environment that it needs, if that is not the gate's. The registry of lanes says it."""
     flags: tuple[str, ...] = ()
     """More arguments for the stage, after the selection."""
 
@@ -86,6 +89,20 @@ class GateTable(Model):
 @functools.cache
 def gate_table(path: Path = GATE_TABLE) -> GateTable:
     return load(path, GateTable)
+
+
+def gate_stages(path: Path = GATE_TABLE) -> list[GateStage]:
+    """The stages in order. Those of lanes that have no row of their own come last."""
+    rows = {stage.name: stage for stage in gate_table(path).stage}
+    heads = lanes_by_stage()
+    for name in heads:
+        rows.setdefault(name, GateStage(name=name, program="ci"))
+    return [_in_lane(stage, heads[name]) if name in heads else stage for name, stage in rows.items()]
+
+
+def _in_lane(stage: GateStage, head: LaneHead) -> GateStage:
+    environment = "" if head.environment == GATE_ENVIRONMENT else head.environment
+    return stage.model_copy(update={"lane": head.name, "environment": environment})
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

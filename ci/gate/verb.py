@@ -84,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.gate.table import gate_table
+    from ci.gate.table import gate_stages
 
     names = [name for name in args.only or stage_names() if name not in (args.skip or ())]
     if not names:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     flags = selection_flags(
         args.profile, args.target, args.soc, args.store, args.reports, args.executorch_by_word
     )
-    stages = with_lanes(gate_table().stage, args.suite, args.only or ())
+    stages = with_lanes(gate_stages(), args.suite, args.only or ())
     for stage in stages:
         if stage.name in names:
             # One that cannot be made ends the gate before its first stage.

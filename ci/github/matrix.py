@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ci.lanes.registry import lane_named, lanes_with_suites
 from ci.suite.options import Choice, add_choice, choice_of, shard
+from ci.suite.suite_file import lanes_of
 from ci.work.jobs import Job
 from provisioning.base.command_line import Parser, count, valued
 from provisioning.base.commands import repeated
@@ -60,16 +62,15 @@ def matrix_for(
     args: argparse.Namespace, environ: Mapping[str, str], choice: Choice, flags: Sequence[str]
 ) -> dict[str, list[dict[str, object]]]:
     """The matrix of these suites, or of the shipped one; the jobs get the flags."""
-    from ci.lanes.executorch.stage import jobs_of
-    from ci.lanes.executorch.suite import all_programs, choose
+    jobs = lane_named(lane_to_split(choice.suites)).lane.chosen_jobs(choice, selection_of(args, environ))
+    return matrix_of(jobs, args.shards, flags)
 
-    selection = selection_of(args, environ)
-    programs = choose(
-        all_programs(choice.suites, selection.named_socs, profile=selection.profile),
-        tags=choice.tags,
-        words=choice.words,
-    )
-    return matrix_of([*jobs_of(programs).values()], args.shards, flags)
+
+def lane_to_split(suites: Sequence[Path]) -> str:
+    """The lane whose programs the jobs share: of suites with several, the first of the registry."""
+    names = {name for suite in suites for name in lanes_of(suite)}
+    lanes = [row.head.name for row in lanes_with_suites()]
+    return next((lane for lane in lanes if lane in names), lanes[0])
 
 
 def from_here(path: Path) -> str:

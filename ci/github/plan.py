@@ -18,9 +18,7 @@ from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.matrix import configure, matrix_for
 from ci.github.run_stage import OF_A_VERB, set_outputs, summarise, variables_of
 from ci.github.verdict import Planned, PlannedJob
-from ci.lanes.executorch import suite as executorch
-from ci.lanes.llm import suite as llm
-from ci.lanes.onnx import suite as onnx
+from ci.lanes.registry import lane_named
 from ci.report.collect import GATE
 from ci.report.page import cell
 from ci.suite.options import Choice
@@ -86,8 +84,6 @@ class Caller:
             return self.executorch if row.executorch else bool(self.suites)
         return bool(self.suites_of(row)) or not row.own
 
-
-SUITES = {suites.lane: suites for suites in (executorch.SUITES, onnx.SUITES, llm.SUITES)}
 
 INPUTS = (
     *("OCCASION", "STAGES", "PROFILE", "SOC", "SUITE", "TAGS"),
@@ -192,11 +188,9 @@ def programs_of(rows: Iterable[CiJob], occasion: str, caller: Caller) -> dict[st
 
 def names_of(lane: str, suites: Sequence[str], tags: Sequence[str], caller: Caller) -> list[str]:
     """Of the programs that a stage of this lane chooses, as it chooses them."""
-    form = SUITES[lane]
     socs = [chip_named(soc) for soc in caller.socs.split(",") if soc]
     files = [caller.source / suite for suite in suites]
-    programs = form.choose(form.all_programs(files, socs, profile=caller.profile), tags=tags)
-    return [program.name for program in programs]
+    return lane_named(lane).suites.program_names(files, socs, caller.profile, tags)
 
 
 def caller_of(environ: Mapping[str, str]) -> Caller:

@@ -14,8 +14,8 @@ from ci.models.user_model import UserModel, module_file
 from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Product
 from ci.suite.precision import scheme_named, written_name
-from ci.suite.programs import SuiteRun, Suites
-from ci.suite.suite_file import parse_suite
+from ci.suite.programs import SuiteRun
+from ci.suite.suite_file import LaneForm, parse_suite
 from provisioning.base import toml
 from provisioning.base.commands import add_flags, leave_out, session
 from provisioning.base.errors import ManifestError, UsageError
@@ -119,7 +119,7 @@ def suite_with(
 class Addition:
     """A run of a model that a suite is to have."""
 
-    suites: Suites
+    suites: LaneForm
     path: Path
     case_name: str
     case: Mapping[str, object]

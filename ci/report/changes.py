@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from ci.report.collect import LANES, Lane, ReportRow, report_in, rows_of
+from ci.lanes.registry import lanes_by_stage, lanes_with_suites
+from ci.report.collect import ReportRow, report_in, rows_of
 from ci.suite.accepted import Tolerances, load_tolerances
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed
@@ -46,8 +47,14 @@ Figure = Annotated[float, Field(ge=-1e20, le=1e20, allow_inf_nan=False)]
 """Any number that a report can hold."""
 
 
+def _is_a_lane(name: str) -> str:
+    if name not in {row.head.name for row in lanes_with_suites()}:
+        raise ValueError("the name of a lane")
+    return name
+
+
 class ChangedFigure(Model):
-    lane: Lane
+    lane: Annotated[str, AfterValidator(_is_a_lane)]
     program: Annotated[str, Field(min_length=1, max_length=LONGEST)]
     what: What
     before: Figure
@@ -75,14 +82,15 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report]) -> Changes:
     """Of all programs in the reports, which may be of several jobs. Each is compared with what `before` has
     of it, in the same stage."""
     rows, earlier = _programs_in(reports), _programs_in(before)
-    compared = {(LANES[stage], name) for stage, name in rows.keys() & earlier.keys()}
-    alone = {(LANES[stage], name) for stage, name in rows.keys() ^ earlier.keys()} - compared
+    lanes = {stage: head.name for stage, head in lanes_by_stage().items()}
+    compared = {(lanes[stage], name) for stage, name in rows.keys() & earlier.keys()}
+    alone = {(lanes[stage], name) for stage, name in rows.keys() ^ earlier.keys()} - compared
     tolerances = load_tolerances()
     changes = {
         (change.lane, change.program, change.what): change
         for (stage, name), row in rows.items()
         if (stage, name) in earlier
-        for change in _worse(LANES[stage], name, earlier[stage, name], row, tolerances)
+        for change in _worse(lanes[stage], name, earlier[stage, name], row, tolerances)
     }
     worst_first = sorted(changes.values(), key=rank)
     return Changes(
@@ -100,7 +108,7 @@ def _programs_in(reports: Iterable[Report]) -> dict[tuple[str, str], dict[str, f
     return {
         (report.stage, one_line(name)[:LONGEST] or "?"): figures_of(row)
         for report in reports
-        if report.stage in LANES
+        if report.stage in lanes_by_stage()
         for name, row in rows_of(report, "programs").items()
     }
 
@@ -110,7 +118,7 @@ def reports_in(folder: Path, counterpart: Path) -> list[Report]:
     compared with: one may be below the other."""
     root, peer = folder.resolve(), counterpart.resolve()
     subfolder = peer if peer != root and peer.is_relative_to(root) else None
-    files = [file for stage in LANES for file in sorted(root.rglob(f"{stage}.json"))]
+    files = [file for stage in lanes_by_stage() for file in sorted(root.rglob(f"{stage}.json"))]
     try:
         return [report_in(file) for file in files if not (subfolder and file.is_relative_to(subfolder))]
     except ValueError as error:
@@ -129,7 +137,7 @@ def figures_of(row: ReportRow) -> dict[str, float]:
 
 
 def _worse(
-    lane: Lane, name: str, before: Mapping[str, float], now: Mapping[str, float], tolerances: Tolerances
+    lane: str, name: str, before: Mapping[str, float], now: Mapping[str, float], tolerances: Tolerances
 ) -> Iterator[ChangedFigure]:
     for key in WORSE:
         if key in before and key in now and is_worse(key, before[key], now[key], tolerances):

@@ -229,12 +229,6 @@ def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report
 
 # A report's metrics
 
-Lane = Literal["executorch", "onnx", "llm"]
-LANES: dict[str, Lane] = {
-    "test_lowering": "executorch", "test_emulator": "executorch", "test_onnx": "onnx", "test_llm": "llm",
-}  # fmt: skip
-"""By stage: the lane of the programs in its report."""
-
 
 @dataclass(frozen=True, slots=True)
 class TextFigure:

@@ -10,18 +10,18 @@ import base64
 import hashlib
 import itertools
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ci.diagnose.rules import page_of
-from ci.report.collect import LANES, ReportRow, in_unit, rows_of
+from ci.report.collect import in_unit
+from ci.report.programs import COST_TITLES, ReportedProgram, models_of, programs_of
 from ci.report.summary import headline, worst
 from provisioning.base.command_line import Parser
-from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.findings import Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import (
     HARMLESS,
@@ -41,114 +41,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 TEMPLATES = Path(__file__).with_name("templates")
-
-# Programs, in one form for all lanes
-
-LANES_OF_PAGE = {**LANES, "check": "check"}
-STAGES = {"executorch": ("test_lowering", "test_emulator")}
-"""By lane: the stage that compiles its programs, and the one that runs them. Others have one for both."""
-COSTS = {
-    "ddr_read": "DDR read",
-    "ddr_written": "DDR written",
-    "ddr_spilled": "spilled",
-    "ddr_filled": "filled",
-    "pte_bytes": ".pte",
-    "context_bytes": "context",
-    "cpu_seconds": "CPU time of compiling",
-    "bytes": "size of the binaries",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedProgram:
-    """A program of a lane, or a model of a command, in all stages that have a row of it."""
-
-    lane: str
-    """Or the command."""
-    name: str
-    rows: Mapping[str, ReportRow]
-    """By stage."""
-    findings: Collection[Finding] = ()
-
-    def row(self, step: Literal[0, 1]) -> ReportRow:
-        """That of compiling it, or of running it."""
-        stages = STAGES.get(self.lane)
-        return self.rows.get(stages[step], ReportRow()) if stages else self.first
-
-    @property
-    def first(self) -> ReportRow:
-        return next(iter(self.rows.values()))
-
-    @property
-    def case(self) -> str:
-        return self.first.case or self.name
-
-    @property
-    def scheme(self) -> str:
-        return self.first.scheme or self.first.precision
-
-    @property
-    def label(self) -> str:
-        """Its name in the cell of its case and scheme."""
-        run = self.first.run.removeprefix(self.scheme).lstrip("-")
-        return " ".join(filter(None, [self.first.soc, run, "ONNX" if self.lane == "onnx" else ""]))
-
-    @property
-    def verdict(self) -> str:
-        return "pass" if all(row.passed for row in self.rows.values()) else "fail"
-
-    @property
-    def anchor(self) -> str:
-        return f"{self.lane}-{quote(self.name, errors='replace')}"
-
-    @property
-    def brief(self) -> str:
-        """Of a command the first line with a figure in dB, as people ask for it first, else the first."""
-        if lines := self.first.said:
-            return next((line for line in lines if " dB" in line), lines[0])
-        compiled, run = self.row(0), self.row(1)
-        words = [run.through]
-        if compiled.delegates is not None:
-            delegates = plural(compiled.delegates, "delegate")
-            words = [delegates, f"{compiled.cpu_operators or 0} on the CPU", run.through]
-        sqnr, share = run.figures.get("sqnr_db"), run.figures.get("agreement")
-        words.append(in_unit("sqnr_db", sqnr) if isinstance(sqnr, float) else "")
-        words.append(f"{share:.6g} equal" if isinstance(share, float) else "")
-        words.append("cached" if all(row.cached for row in self.rows.values()) else "")
-        return ", ".join(filter(None, words))
-
-
-def programs_of(reports: Iterable[Report]) -> list[ReportedProgram]:
-    """The programs of all lanes, the worst first."""
-    rows: dict[tuple[str, str], dict[str, ReportRow]] = {}
-    findings: dict[tuple[str, str], dict[tuple[str, str], Finding]] = {}
-    for report in reports:
-        if not (lane := LANES_OF_PAGE.get(report.stage)):
-            continue
-        for name, row in rows_of(report, "programs").items():
-            rows.setdefault((lane, name), {})[report.stage] = row
-        for finding in report.findings:
-            # Two stages report a program that was not compiled; show it once.
-            own_findings = findings.setdefault((lane, finding.subject), {})
-            own_findings.setdefault((finding.rule, finding.message), finding)
-    programs = [
-        ReportedProgram(lane, name, stage_rows, findings.get((lane, name), {}).values())
-        for (lane, name), stage_rows in rows.items()
-    ]
-    return sorted(programs, key=lambda program: (program.verdict, program.name))
-
-
-def models_of(reports: Iterable[Report]) -> list[ReportedProgram]:
-    """What was done of one model, the latest first."""
-    models = [
-        ReportedProgram(report.stage, name, {report.stage: row})
-        for report in reports
-        for name, row in rows_of(report, "models").items()
-    ]
-    return sorted(models, key=lambda model: model.first.when, reverse=True)
-
-
-# The page, and the summary of a job
 
 SHOWN_ERRORS = 8
 """At the top; the others are in the table of findings."""
@@ -194,7 +86,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         findings=sorted(findings, key=lambda pair: ranks.index(pair[1].severity)),
         figure_names=FIGURES,
         less_is_better=LESS_IS_BETTER,
-        cost_names=COSTS,
+        cost_names=COST_TITLES,
         cost_rule=cost_rule,
         in_unit=in_unit,
     )
@@ -230,9 +122,6 @@ def code(text: str) -> str:
     """The same in a line of code, for comments: elsewhere GitHub makes mentions and links of text, also where
     it is written as entities."""
     return f"<code>{cell(one_line(text))}</code>"
-
-
-# Templates
 
 
 def _render(name: str, reports: Sequence[Report], programs: Sequence[ReportedProgram], **more: object) -> str:

@@ -34,15 +34,15 @@ from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
 
 
 class Costs(Model):
-    """One program's costs; None if not measured. Descriptions are for messages."""
+    """One program's costs; None if not measured. Titles are for tables, descriptions for messages."""
 
-    ddr_read: int | None = Field(None, description="bytes read from DDR")
-    ddr_written: int | None = Field(None, description="bytes written to DDR")
-    ddr_spilled: int | None = Field(None, description="bytes spilled to DDR")
-    ddr_filled: int | None = Field(None, description="bytes filled from DDR")
-    pte_bytes: int | None = Field(None, description="bytes of the .pte")
-    context_bytes: int | None = Field(None, description="bytes of the context and its .onnx")
-    cpu_seconds: float | None = Field(None, description="seconds of compiling")
+    ddr_read: int | None = Field(None, title="DDR read", description="bytes read from DDR")
+    ddr_written: int | None = Field(None, title="DDR written", description="bytes written to DDR")
+    ddr_spilled: int | None = Field(None, title="spilled", description="bytes spilled to DDR")
+    ddr_filled: int | None = Field(None, title="filled", description="bytes filled from DDR")
+    pte_bytes: int | None = Field(None, title=".pte", description="bytes of the .pte")
+    context_bytes: int | None = Field(None, title="context", description="bytes of the context and its .onnx")
+    cpu_seconds: float | None = Field(None, title="CPU time of compiling", description="seconds of compiling")
 
 
 COSTS = Costs.model_fields

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 
 from ci.models.own_packages import NONE, Needs, needs_of
 from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
 from ci.suite.options import Choice, matcher
-from ci.suite.suite_file import LaneForm, Thresholds, missing_lane, parse_suite
+from ci.suite.suite_file import LaneFields, LaneForm, Thresholds, missing_lane, parse_suite
 from ci.work.request import irrelevant
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
@@ -241,14 +241,42 @@ def _named(programs: Sequence[Program], word: str) -> set[str]:
     return {program.name for program in programs if word in (program.name, f"{program.run_name}/")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suites(LaneForm):
-    shipped: Path
-    program: type[Program]
+class AnySuites(Protocol):
+    """The suites of a lane, whatever its programs are."""
 
-    def programs_of(
-        self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
-    ) -> list[Any]:
+    @property
+    def lane(self) -> str: ...
+
+    @property
+    def case(self) -> type[SuiteCase]: ...
+
+    @property
+    def run(self) -> type[BaseModel]: ...
+
+    @property
+    def fields(self) -> LaneFields: ...
+
+    def program_names(
+        self, paths: Sequence[Path], socs: Sequence[str], profile: str, tags: Collection[str]
+    ) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suites(LaneForm, Generic[P]):
+    """The suites of a lane."""
+
+    shipped: Path
+    program: type[P]
+
+    def own(self, programs: Iterable[Program]) -> list[P]:
+        """Programs that are this lane's, as its own type has them."""
+        own = []
+        for program in programs:
+            assert isinstance(program, self.program)
+            own.append(program)
+        return own
+
+    def programs_of(self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE) -> list[P]:
         """Every program of a suite; with `socs`, every run for these chips instead of its own."""
         path = path.absolute()
         file = parse_suite(read(path), path, self)
@@ -274,14 +302,14 @@ class Suites(LaneForm):
 
     def all_programs(
         self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
-    ) -> list[Any]:
+    ) -> list[P]:
         """All programs of the named suites, or of the shipped one; no two may have the same name."""
         programs = [
             program
             for path in paths or [self.shipped]
             for program in self.programs_of(path, socs, profile=profile)
         ]
-        by_name: dict[str, Program] = {}
+        by_name: dict[str, P] = {}
         for program in programs:
             if namesake := by_name.get(program.name):
                 raise ManifestError(
@@ -293,9 +321,16 @@ class Suites(LaneForm):
             by_name[program.name] = program
         return programs
 
+    def program_names(
+        self, paths: Sequence[Path], socs: Sequence[str], profile: str, tags: Collection[str]
+    ) -> list[str]:
+        """The names of the programs that these flags choose."""
+        programs = self.choose(self.all_programs(paths, socs, profile=profile), tags=tags)
+        return [program.name for program in programs]
+
     def choose(
-        self, programs: Sequence[Program], *, tags: Collection[str] = (), words: Sequence[str] = ()
-    ) -> list[Any]:
+        self, programs: Sequence[P], *, tags: Collection[str] = (), words: Sequence[str] = ()
+    ) -> list[P]:
         """The programs with one of the tags, and with a name that one of the words matches, which may be
         expressions.
 

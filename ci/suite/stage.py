@@ -85,11 +85,11 @@ class Verdict:
 
 
 def choose(
-    suites: Suites,
+    suites: Suites[P],
     choice: Choice,
     selection: Selection,
-    jobs_of: Callable[[Sequence[Any]], Mapping[str, Job]],
-) -> list[Any]:
+    jobs_of: Callable[[Sequence[P]], Mapping[str, Job]],
+) -> list[P]:
     """The chosen programs. `jobs_of` gives the job of each program, for --shard: programs of one job stay
     together."""
     programs = suites.choose(
@@ -116,7 +116,7 @@ def show_list(programs: Sequence[Program]) -> int:
     return 0
 
 
-def accepted(is_asked: bool, suites: Suites, plan: L, values: MeasuredValues, stage: StageRun) -> L:
+def accepted(is_asked: bool, suites: Suites[P], plan: L, values: MeasuredValues, stage: StageRun) -> L:
     """Write what was measured if that is asked for; returns the plan with what is accepted now. Runs that
     their suites have no more are dropped."""
     if not is_asked:
@@ -215,7 +215,7 @@ def accepted_figures(program: Program, rows: Sequence[Mapping[str, float]]) -> l
 
 
 def report(
-    stage: StageRun, suites: Suites, plan: Plan, verdicts: Mapping[str, Verdict], results: Results
+    stage: StageRun, suites: Suites[P], plan: Plan, verdicts: Mapping[str, Verdict], results: Results
 ) -> None:
     """Put the findings and the row of each program into the report. A program without a verdict has none in
     `verdicts`: what it needs has failed."""

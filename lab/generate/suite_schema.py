@@ -10,14 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 
-from ci.lanes.executorch.suite import SUITES as EXECUTORCH
-from ci.lanes.llm.suite import SUITES as LLM
-from ci.lanes.onnx.suite import SUITES as ONNX
-from ci.suite.programs import MixedRun
-from ci.suite.suite_file import CaseName, LaneForm, SuiteHead
+from ci.lanes.registry import lanes_with_suites
+from ci.suite.programs import AnySuites, MixedRun
+from ci.suite.suite_file import CaseName, SuiteHead
 from provisioning.base.documents import Model
 
-FORMS = (EXECUTORCH, ONNX, LLM)
+FORMS = tuple(row.suites for row in lanes_with_suites())
 
 
 def lanes() -> str:
@@ -33,7 +31,7 @@ def _lines() -> Iterator[str]:
             yield f"{name} = {json.dumps(list(values))}\n"
 
 
-def _run(form: LaneForm) -> type[BaseModel]:
+def _run(form: AnySuites) -> type[BaseModel]:
     fields: dict[str, Any] = {"lane": (Literal[form.lane], ...)}
     if issubclass(form.run, MixedRun):
         # In its place there may be precision_file.

@@ -29,7 +29,8 @@ def export(order: dict[str, Any]) -> dict[str, Any]:
     if what == "export_crash":
         print("what it printed", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
-    text = getattr(importlib.import_module(module), what)(**arguments) if what == "make" else what
+    made = getattr(importlib.import_module(module), what)(**arguments) if what == "make" else what
+    text = made if isinstance(made, int) else str(made)
     with Path(order["search_path"], "exports.txt").open("a", encoding="utf-8") as stream:
         stream.write(f"{text}\n")
     return {"runs": {name: {"rows": {"model": text}} for name in order["runs"]}}

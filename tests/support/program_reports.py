@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from ci.report.collect import LANES, LayersPart, PlacedOperators, ReportRow, TextFigure
+from ci.lanes.registry import lanes_by_stage
+from ci.report.collect import LayersPart, PlacedOperators, ReportRow, TextFigure
 from ci.suite.accepted import COSTS
 from ci.suite.accuracy import FIGURES
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
@@ -135,7 +136,7 @@ OURS = {
     *NAMES,
     *FIGURES,
     *COSTS,
-    *LANES,
+    *lanes_by_stage(),
     *Severity,
     *Outcome,
     "audit",

@@ -1,34 +1,27 @@
-"""A toy lane: a program is as many letters as its run is wide. To write a lane, begin with a copy of it."""
+"""A toy lane: a program repeats a text as often as its run is wide. To write a lane, begin with a copy."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
 
-from ci.suite.options import StageOptions
+from ci.lanes.registry import Registered
+from ci.suite.lane import Lane, LaneStep, StageJudgement
+from ci.suite.lane_head import LaneHead, LaneStage
+from ci.suite.options import StageOptions, add_choice, add_how, stage_options
 from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
-from ci.suite.stage import (
-    MeasuredValues,
-    Plan,
-    Verdict,
-    accepted,
-    choose,
-    finish,
-    packages_of,
-    report,
-    run_cached_step,
-    show_list,
-)
+from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of, run_cached_step
 from ci.work.cached_steps import Step
-from ci.work.jobs import Job, WorkOptions
+from ci.work.jobs import Job
 from ci.work.outcome import Result
+from ci.work.request import File
 from ci.work.schedule import Home
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.settings import DEFAULT_TARGET, Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.selection import add_selection
 
 
 class ToyRun(SuiteRun):
@@ -40,6 +33,8 @@ class ToyRun(SuiteRun):
 
 
 class ToyCase(SuiteCase):
+    text: str = ""
+    """A file, relative to the suite."""
     runs: tuple[ToyRun, ...] = Field(min_length=1, alias="run")
 
 
@@ -55,61 +50,107 @@ SUITES = Suites(lane="toy", case=ToyCase, program=ToyProgram, stages=("test_toy"
 @dataclass(frozen=True, slots=True)
 class ToyPlan(Plan):
     programs: tuple[ToyProgram, ...]
+    goes_wrong: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ToyRequest:
     width: int
     soc: str
-    goes_wrong: Mapping[str, object]
+    text: File | None
+    non_finite: bool
+    goes_wrong: str
 
 
-def compiling(plan: ToyPlan, goes_wrong: Mapping[str, object] | None = None) -> Step[ToyProgram]:
+def compiling(plan: ToyPlan) -> Step[ToyProgram]:
     home = Home({"PATH": "/usr/bin:/bin"}, plan.logs, "tests.support.toy_worker:prepare", "nothing", "")
+
+    def request(program: ToyProgram) -> ToyRequest:
+        text = File(str(program.search_path / program.case.text)) if program.case.text else None
+        return ToyRequest(program.run.width, program.soc, text, program.case.non_finite, plan.goes_wrong)
+
     return Step(
         plan=plan,
         kind="toy",
         title="toys",
         function="tests.support.toy_worker:compiled",
         home=lambda own: home,
-        request=lambda program: ToyRequest(program.run.width, program.soc, goes_wrong or {}),
+        request=request,
         keeps_files=True,
     )
 
 
-def plan_of(programs: Sequence[ToyProgram], selection: Selection, work: WorkOptions) -> ToyPlan:
+def plan_of(programs: Sequence[ToyProgram], options: StageOptions, stage: str) -> ToyPlan:
+    selection = options.selection
     packages = packages_of(programs, selection.store)
-    return ToyPlan(tuple(programs), selection, work, selection.reports / "toy", packages)
+    return ToyPlan(tuple(programs), selection, options.work, selection.reports / "toy", packages)
 
 
-def measured_of(plan: ToyPlan, results: Mapping[str, Result]) -> MeasuredValues:
-    figures = {name: {"sqnr_db": result.facts["sqnr_db"]} for name, result in results.items() if result.facts}
+def jobs_of(programs: Sequence[ToyProgram]) -> dict[str, Job]:
+    return {program.name: Job(program.name) for program in programs}
+
+
+def compiled_results(plan: ToyPlan, results: Results) -> Mapping[str, Result]:
+    return run_cached_step(compiling(plan), plan.programs)
+
+
+def measured_of(plan: ToyPlan, results: Results) -> MeasuredValues:
+    compiled = results["toy"].items()
+    figures = {name: {"sqnr_db": result.facts["sqnr_db"]} for name, result in compiled if result.facts}
     width = {program.name: program.run.width for program in plan.programs}
-    common = {"build_id": "v1"}
-    recorded = {name: {**common, "context_bytes": width[name], "accuracy": figures[name]} for name in figures}
+    recorded = {
+        name: {"build_id": "v1", "context_bytes": width[name], "accuracy": figures[name]} for name in figures
+    }
     return MeasuredValues(figures, recorded)
 
 
-def verdict_of(program: ToyProgram, result: Result) -> Verdict:
-    findings = []
+def verdict_of(plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Verdict:
+    findings, result = [], results["toy"]
     if failure := result.failure:
         rule = f"toy-{failure.rule}"
         findings = [Finding(rule, Severity.ERROR, program.name, failure.message, failure.fix)]
-    return Verdict(findings, {"cached": result.cached, "width": program.run.width})
+    costs = {"context_bytes": program.run.width}
+    return Verdict(findings, {"cached": result.cached, "width": program.run.width, "costs": {**costs}})
 
 
-def run(options: StageOptions, goes_wrong: Mapping[str, object] | None = None) -> int:
-    selection, accept = options.selection, options.accept
-    programs = choose(
-        SUITES, options.choice, selection, lambda every: {row.name: Job(row.name) for row in every}
-    )
-    if options.list_only:
-        return show_list(programs)
-    stage = StageRun("test_toy", selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, "toy-not-run"):
-        plan = plan_of(programs, selection, options.work)
-        results = run_cached_step(compiling(plan, goes_wrong), programs)
-        plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
-        verdicts = {program.name: verdict_of(program, results[program.name]) for program in plan.programs}
-        report(stage, SUITES, plan, verdicts, {"toy": results})
-    return finish(stage, selection)
+HEAD = LaneHead("toy", "executorch", (LaneStage("test_toy", "tests.support.toy_lane:VERB", "compile toys"),))
+LANE = Lane(
+    head=HEAD,
+    suites=SUITES,
+    jobs=jobs_of,
+    plan=plan_of,
+    steps=(LaneStep("toy", compiled_results),),
+    judgements=(
+        StageJudgement(
+            stage="test_toy",
+            not_run="toy-not-run",
+            last_step="toy",
+            verdict=verdict_of,
+            measured=measured_of,
+        ),
+    ),
+)
+
+
+class ToyVerb:
+    EXAMPLES = "  nox -s test_toy\n"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        add_selection(parser)
+        add_choice(parser, "toy.toml")
+        add_how(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        return LANE.run_suite("test_toy", stage_options(args))
+
+
+VERB = ToyVerb()
+REGISTERED = Registered(HEAD, lambda: LANE, lambda: SUITES)
+
+
+# What tests alone need: a lane in which work goes wrong.
+def lane_in_which(goes_wrong: str) -> Lane[ToyProgram, ToyPlan]:
+    def plan(programs: Sequence[ToyProgram], options: StageOptions, stage: str) -> ToyPlan:
+        return replace(plan_of(programs, options, stage), goes_wrong=goes_wrong)
+
+    return replace(LANE, plan=plan)

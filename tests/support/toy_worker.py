@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,20 @@ def prepare() -> None:
 
 
 def _compile(order: dict[str, Any]) -> dict[str, Any]:
-    width, goes_wrong = order["width"], order["goes_wrong"].get("goes wrong", "")
+    width, goes_wrong = order["width"], order["goes_wrong"]
     if width > 90:
         raise ValueError(f"no program is {width} wide")
     if goes_wrong == "full disk":
         raise OSError(28, "No space left on device")
+    if goes_wrong == "dies":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if goes_wrong == "computes for ever":
+        while True:
+            pass
     if goes_wrong == "hangs":
         time.sleep(60)
-    (Path(order["into"]) / "program").write_text("x" * width)
+    text = Path(order["text"]).read_text() if order["text"] else "x"
+    (Path(order["into"]) / "program").write_text(text * width)
     return {"sqnr_db": 10.0 * width}
 
 

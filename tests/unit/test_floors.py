@@ -23,8 +23,10 @@ FLOORS = (
     {"one_model"},
     {"operators"},
     {"explain"},
-    {"lanes", "builds", "parity", "signing", "device", "inspect", "report"},
+    {"lanes", "builds", "parity", "signing", "device", "inspect"},
     {
+        "lanes.registry",
+        "report",
         "model_commands",
         "gate",
         "github",
@@ -32,7 +34,8 @@ FLOORS = (
         "__main__",
     },
 )
-"""The rooms of ci/, lowest first; the last are the edges. A lane is a room of its own."""
+"""The rooms of ci/, lowest first; the last are the edges. A lane is a room of its own; the registry,
+which knows all lanes, is an edge."""
 
 OF_PROVISIONING = (
     {"base"},
@@ -104,7 +107,8 @@ def _room(module: str) -> str:
 
 
 def _floor(room: str, floors: Sequence[Set[str]]) -> int:
-    return next(number for number, rooms in enumerate(floors) if room.partition(".")[0] in rooms)
+    by_room = {name: number for number, rooms in enumerate(floors) for name in rooms}
+    return by_room[room] if room in by_room else by_room[room.partition(".")[0]]
 
 
 @cache
@@ -223,7 +227,7 @@ def test_every_room_is_on_a_floor() -> None:
     for house, floors in {"ci": FLOORS, "provisioning": OF_PROVISIONING}.items():
         files = [file.relative_to(ROOT / house) for file in (ROOT / house).rglob("*.py")]
         rooms = {file.parts[0].removesuffix(".py") for file in files}
-        assert rooms - {"__init__"} == set().union(*floors)
+        assert rooms - {"__init__"} == {name for names in floors for name in names if "." not in name}
 
 
 def test_contributing_has_the_same_floors() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ci.lanes.executorch.explain import searching
 from ci.lanes.executorch.orders import EmulatorRun, ExportedRun, ExportedRuns
 from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running, worker_step
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
-from ci.lanes.executorch.suite import ModuleScheme, case_of
+from ci.lanes.executorch.suite import case_of
 from ci.lanes.llm.orders import CompileOrder, SuiteOrder
 from ci.lanes.llm.stage import LlmPlan, reading
 from ci.lanes.llm.stage import compiling as compiling_checkpoint
@@ -28,12 +28,10 @@ from ci.lanes.onnx.stage import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.models.inputs import Input
 from ci.suite.accuracy import TensorFile
-from ci.suite.programs import NO_SUITE, Program, ProgramOrder, TaskMetric
+from ci.suite.programs import NO_SUITE, Program, ProgramOrder
 from ci.suite.runner import Runner
 from ci.suite.stage import Plan, host_libraries
-from ci.suite.suite_file import Thresholds
 from ci.work.cached_steps import NotCached, Step
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
@@ -56,88 +54,6 @@ lane = "llm"
 precision = "fp16"
 socs = ["SM8650"]
 """
-
-RUN = {
-    "label": "other",
-    "socs": ("SM8850",),
-    "tags": ("nightly",),
-    "thresholds": Thresholds(sqnr_db=7.0, top1=0.5),
-}
-EXECUTORCH_RUN = RUN | {
-    "precision": "16a8w",
-    "backend": "lpai",
-    "per_channel": False,
-    "calibration": 5,
-    "modules": (ModuleScheme(precision="16a8w", name="layer"),),
-    "annotations": ("net:annotate",),
-    "precision_file": "net.precision.toml",
-    "nodes": {"16a8w": ("conv",)},
-    "block_sizes": {"conv": (1, 16)},
-    "cpu_nodes": ("conv",),
-    "delegates": 2,
-    "cpu_budget": 3,
-}
-RIGHT = TaskMetric(name="words right", function="net:right")
-
-EXECUTORCH_CASE = {
-    "non_finite": True,
-    "factory": "net:other",
-    "arguments": {"width": 9},
-    "inputs": (Input(shape=(1, 2)),),
-    "backend": "lpai",
-    "samples": "data",
-    "files": ("others.bin",),
-    "inferences": 3,
-    "metric": RIGHT,
-    "delegates": 2,
-    "cpu_budget": 3,
-}
-ONNX_RUN = RUN | {
-    "precision": "u16u16",
-    "precision_file": "net.precision.toml",
-    "nodes": {"u16u8": ("conv",)},
-    "per_channel": True,
-    "calibration": 5,
-    "options": {"vtcm_mb": 4},
-}
-ONNX_CASE = {
-    "non_finite": True,
-    "factory": "net:other",
-    "arguments": {"width": 9},
-    "model": "other.onnx",
-    "dimensions": {"batch": 1},
-    "samples": "data",
-    "inputs": (Input(shape=(1, 2)),),
-    "inferences": 3,
-    "metric": RIGHT,
-    "recorded": True,
-}
-LLM_RUN = RUN | {
-    "precision": "16a8w",
-    "through": "executorch",
-    "parts": 2,
-}
-LLM_CASE = {"non_finite": True, "perplexity": 5.0}
-
-JUDGED = {
-    *("label", "tags", "thresholds", "socs", "perplexity"),
-    *("cpu_budget", "delegates", "files", "budget", "precision_file"),
-}
-"""Fields whose change does no work again."""
-
-BY_CONTENT = {
-    *(
-        "factory",
-        "arguments",
-        "model",
-        "dimensions",
-        "samples",
-        "inputs",
-        "inferences",
-        "calibration",
-    ),
-}
-"""Fields that say which model and which samples there are: an export gives their bytes."""
 
 
 def _plan(kind: type[Plan], program: Program, folder: Path, **more: Any) -> Any:
@@ -171,89 +87,17 @@ def _llm_program(folder: Path) -> Program:
     return program
 
 
-@dataclass(frozen=True)
-class Lane:
-    program: Callable[[Path], Program]
-    step: Callable[[Program, Path], Step[Any]]
-    case: Mapping[str, Any]
-    run: Mapping[str, Any]
-
-
-LANES = {
-    "test_lowering": Lane(make_program, _lower, EXECUTORCH_CASE, EXECUTORCH_RUN),
-    "test_onnx": Lane(lambda folder: onnx_programs(write_suite(folder))[0], _onnx, ONNX_CASE, ONNX_RUN),
-    "test_llm": Lane(_llm_program, _judge, LLM_CASE, LLM_RUN),
-}
-CHANGES = [
-    (name, part, field)
-    for name, lane in LANES.items()
-    for part, fields in (("case", lane.case), ("run", lane.run))
-    for field in fields
-]
-
-
-@pytest.mark.parametrize("name", LANES)
-def test_every_field_has_another_value_to_try(tmp_path: Path, name: str) -> None:
-    lane = LANES[name]
-    program = lane.program(tmp_path)
-    assert set(lane.case) == set(type(program.case).model_fields) - {"runs"}
-    assert set(lane.run) == set(type(program.run).model_fields)
-
-
 def key_in(step: Step[Any], program: Program, folder: Path) -> Any:
     """What a result depends on, as its record has it."""
     key = key_of(step.request(program), CachedResults(folder / "store", "any").digest)
     return json.loads(json.dumps(key))
 
 
-def _asked(lane: Lane, program: Program, folder: Path) -> tuple[Any, Any, Any]:
-    """Its key, and what the processes get that build its model and that do its work."""
-    step = lane.step(program, folder)
-    export = step.export(program) if step.export else None
-    return key_in(step, program, folder), export and export.request, sent(step.request(program))
-
-
-@pytest.mark.parametrize(("name", "part", "field"), CHANGES)
-def test_what_the_work_gets_is_in_its_key_or_an_exports(
-    tmp_path: Path, name: str, part: str, field: str
-) -> None:
-    lane = LANES[name]
-    program = lane.program(tmp_path)
-    value = getattr(lane, part)[field]
-    assert getattr(getattr(program, part), field) != value
-    changed = replace(program, **{part: getattr(program, part).model_copy(update={field: value})})
-    key, export, request = _asked(lane, program, tmp_path)
-    other_key, other_export, other_request = _asked(lane, changed, tmp_path)
-    if key == other_key and request != other_request:
-        assert field in BY_CONTENT and export != other_export
-    assert key == other_key or field not in JUDGED
-
-
-@pytest.mark.parametrize("name", LANES)
-def test_a_program_for_another_chip_has_another_key(tmp_path: Path, name: str) -> None:
-    lane = LANES[name]
-    program = lane.program(tmp_path)
-    other = replace(program, soc="SM8850")
-    assert program.soc != other.soc
-    assert _asked(lane, program, tmp_path)[0] != _asked(lane, other, tmp_path)[0]
-
-
-def test_a_file_that_an_option_names_is_in_the_key_by_its_bytes(tmp_path: Path) -> None:
-    lane, file = LANES["test_onnx"], tmp_path / "affinity.json"
-    program = lane.program(tmp_path)
-    run = program.run.model_copy(update={"options": {"op_affinity": str(file)}})
-    keys = []
-    for text in ("{}", "[]"):
-        file.write_text(text)
-        keys.append(_asked(lane, replace(program, run=run), tmp_path)[0])
-    assert keys[0] != keys[1]
-
-
 @pytest.mark.parametrize("table", ["MANIFEST", "FIXES"])
 def test_what_an_onnx_model_is_rewritten_by_is_in_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    program = LANES["test_onnx"].program(tmp_path)
+    program = onnx_programs(write_suite(tmp_path))[0]
     plan = _plan(OnnxPlan, program, tmp_path)
 
     def key(rules: tuple[str, ...] | None = None) -> Any:

@@ -227,8 +227,7 @@ class TestWhole:
         self, tmp_path: Path, content: bytes | None, facts: dict[str, Any], rules: set[str]
     ) -> None:
         made = make_program(tmp_path / "suite")
-        results = {made.name: _compiled(tmp_path, content, **facts)}
-        found = of_compiled(self.plan(made, tmp_path), made, results)
+        found = of_compiled(self.plan(made, tmp_path), made, _compiled(tmp_path, content, **facts))
         assert {finding.rule for finding in found if finding.severity is Severity.ERROR} == rules
 
     @pytest.mark.parametrize(

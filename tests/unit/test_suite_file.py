@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def written(folder: Path, text: str = THREE) -> Path:
     return path
 
 
-def names(suites: Suites, path: Path) -> list[str]:
+def names(suites: Suites[Any], path: Path) -> list[str]:
     return [program.name for program in suites.programs_of(path)]
 
 

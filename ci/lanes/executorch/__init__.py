@@ -1,4 +1,23 @@
-"""Lowering models to the HTP: the suite, the audit of what was delegated, and the judgement of programs."""
+"""PyTorch models through ExecuTorch: the suite, what was delegated, and the judgement of programs."""
+
+from ci.suite.lane_head import LaneHead, LaneStage
+
+HEAD = LaneHead(
+    name="executorch",
+    environment="executorch",
+    stages=(
+        LaneStage(
+            "test_lowering",
+            "ci.lanes.executorch.verb:LOWERING",
+            "compile the suite's models for the NPU; check what runs there and what it costs",
+        ),
+        LaneStage(
+            "test_emulator",
+            "ci.lanes.executorch.verb:EMULATION",
+            "run the suite's programs on the HTP emulator and compare with PyTorch",
+        ),
+    ),
+)
 
 PROGRAM = "program.pte"
 """The file of a program in a result's folder."""

@@ -19,7 +19,15 @@ from ci.lanes.executorch.orders import (
     figures_of,
     ran_in,
 )
-from ci.lanes.executorch.steps import COMPILED, LIBRARY_MISSING, RAN, ExecutorchPlan, has_all_costs
+from ci.lanes.executorch.steps import (
+    COMPILED,
+    EMULATION,
+    LIBRARY_MISSING,
+    LOWERING,
+    RAN,
+    ExecutorchPlan,
+    has_all_costs,
+)
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.model_lines import OperatorAt
 from ci.operators import CpuOperator, Traits
@@ -44,9 +52,6 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity
 from provisioning.known_faults import NO_FIX
 from provisioning.manifest import soc_named
-
-LOWERING, EMULATION = "test_lowering", "test_emulator"
-"""The stages."""
 
 PAGE = 4096
 
@@ -259,10 +264,8 @@ def only_library_missing(findings: Sequence[Finding]) -> bool:
     return bool(errors) and all(finding.rule == LIBRARY_MISSING for finding in errors)
 
 
-def of_compiled(
-    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
-) -> Iterator[Finding]:
-    result, build_id = results.get(program.name), plan.build_id
+def of_compiled(plan: ExecutorchPlan, program: ExecutorchProgram, result: Result | None) -> Iterator[Finding]:
+    build_id = plan.build_id
     if result is None:
         yield plan.refused[program.name]
         return

@@ -1,21 +1,17 @@
-"""`test_lowering` and `test_emulator`: every chosen program compiled and audited, or run and compared too."""
+"""What `test_lowering` and `test_emulator` do with programs, and what they say of them."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ci.lanes.executorch.findings import (
-    EMULATION,
-    LOWERING,
     costs_of,
     findings_of,
     of_compiled,
     of_run,
-    only_library_missing,
     program_file,
 )
 from ci.lanes.executorch.orders import ChipProgram, ComparedOutputs, compiled_in, figures_of, ran, ran_in
@@ -30,7 +26,6 @@ from ci.lanes.executorch.steps import (
     compile_programs,
     folder_of,
     home_of_runs,
-    plan_of,
     running,
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
@@ -39,50 +34,54 @@ from ci.suite.accuracy import MetricFigures, rounded
 from ci.suite.findings import (
     shown_thresholds,
 )
-from ci.suite.options import Choice, StageOptions
-from ci.suite.runner import Runner, ready_runner
-from ci.suite.stage import (
-    MeasuredValues,
-    Results,
-    Verdict,
-    accepted,
-    choose,
-    finish,
-    of_program,
-    report,
-    run_cached_step,
-    scores_of,
-    show_list,
-)
+from ci.suite.lane import Remarks
+from ci.suite.options import Choice
+from ci.suite.runner import Runner
+from ci.suite.stage import MeasuredValues, Results, Verdict, choose, run_cached_step, scores_of
 from ci.work.jobs import Job
 from ci.work.outcome import Failure, Result
 from ci.work.plain import as_json
 from ci.work.request import Folder, sent
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.settings import DEFAULT_TARGET, Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.findings import Finding, Metric
+from provisioning.base.settings import Selection
 
 
-def run_lowering(options: StageOptions) -> int:
-    """The exit code."""
-    selection, accept = options.selection, options.accept
-    if options.list_only:
-        return show_list(chosen_programs(options.choice, selection))
-    stage = StageRun(LOWERING, selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, "lowering-not-run"):
-        plan = plan_of(chosen_programs(options.choice, selection), selection, options.work, "lowering")
-        results = compile_programs(plan)
-        plan = accepted(accept, SUITES, plan, _measured_of_compiled(plan, results), stage)
-        verdicts = {
-            program.name: Verdict(
-                of_compiled(plan, program, results), _row_of_compiled(plan, program, results)
-            )
-            for program in plan.programs
-        }
-        report(stage, SUITES, plan, verdicts, {COMPILED: results})
-        stage.metrics |= {"build_id": plan.build_id, "sdk": str(plan.sdk)}
-    return finish(stage, selection, lacking=only_library_missing(stage.findings))
+def compiled_results(plan: ExecutorchPlan, results: Results) -> Mapping[str, Result]:
+    return compile_programs(plan)
+
+
+def run_results(plan: ExecutorchPlan, results: Results) -> Mapping[str, Result]:
+    """Of the programs that were compiled and that the emulator can run."""
+    compiled = results[COMPILED]
+    runnable = {
+        program.name: compiled[program.name]
+        for program in plan.programs
+        if program.name in compiled and compiled[program.name].folder and program.backend == "htp"
+    }
+    return measure(plan, plan.runner, runnable) if plan.runner else {}
+
+
+def verdict_of_lowering(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Verdict:
+    result = results.get(COMPILED)
+    return Verdict(of_compiled(plan, program, result), _row_of_compiled(plan, program, result))
+
+
+def verdict_of_emulation(
+    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+) -> Verdict:
+    return Verdict(of_run(plan, program, results), _row_of_run(plan, program, results))
+
+
+def remarks_of_lowering(plan: ExecutorchPlan, results: Results, findings: Sequence[Finding]) -> Remarks:
+    return Remarks(metrics={"build_id": plan.build_id, "sdk": str(plan.sdk)})
+
+
+def remarks_of_emulation(plan: ExecutorchPlan, results: Results, findings: Sequence[Finding]) -> Remarks:
+    described = plan.runner.described if plan.runner else ""
+    return Remarks(metrics={"build_id": plan.build_id, "runner": described})
 
 
 def chosen_programs(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
@@ -100,10 +99,9 @@ def jobs_of(programs: Sequence[ExecutorchProgram]) -> dict[str, Job]:
 
 
 def _row_of_compiled(
-    plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
+    plan: ExecutorchPlan, program: ExecutorchProgram, result: Result | None
 ) -> Mapping[str, Metric]:
     row: dict[str, Metric] = {"backend": program.backend, "scheme": program.run.precision}
-    result = results.get(program.name)
     record = result.record if result is not None else None
     if result is None or not isinstance(record, ChipProgram):
         return row
@@ -122,50 +120,17 @@ def _row_of_compiled(
     }
 
 
-def _measured_of_compiled(plan: ExecutorchPlan, results: Mapping[str, Result]) -> MeasuredValues:
+def measured_of_lowering(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
     build_id = plan.build_id
     recorded = {
         name: {**costs_of(result), "build_id": build_id, "peak_mb": result.record.peak >> 20}
-        for name, result in results.items()
+        for name, result in results[COMPILED].items()
         if isinstance(result.record, ChipProgram)
     }
     return MeasuredValues(recorded=recorded)
 
 
-def run_emulation(options: StageOptions) -> int:
-    """The exit code."""
-    selection, accept = options.selection, options.accept
-    if options.list_only:
-        return show_list(chosen_programs(options.choice, selection))
-    stage = StageRun(EMULATION, selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, "emulator-not-run"):
-        plan = plan_of(chosen_programs(options.choice, selection), selection, options.work, "emulator")
-        _refuse_other_backends(plan)
-        runner = ready_runner(os.environ, selection.reports, plan.executorch)
-        compiled = compile_programs(plan)
-        runs = measure(plan, runner, compiled)
-        results = {COMPILED: compiled, RAN: runs}
-        plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
-        verdicts = {
-            program.name: Verdict(of_run(plan, program, of), _row_of_run(plan, program, of))
-            for program in plan.programs
-            for of in [of_program(program, results)]
-        }
-        report(stage, SUITES, plan, verdicts, results)
-        stage.metrics |= {"build_id": plan.build_id, "runner": runner.described}
-    return finish(stage, selection)
-
-
-def _refuse_other_backends(plan: ExecutorchPlan) -> None:
-    for program in plan.programs:
-        if program.backend != "htp":
-            message = f"the emulator has only the HTP, but this program is for the {program.backend}"
-            fix = SUITES.repeat(program, "test_lowering")
-            finding = Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
-            plan.refused.setdefault(program.name, finding)
-
-
-def measured_of(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
+def measured_of_emulation(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
     """Costs and accuracy, all from one build."""
     runs = {name: result for name, result in results[RAN].items() if ran(result)}
     recorded = {

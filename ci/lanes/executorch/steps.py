@@ -29,11 +29,12 @@ from ci.lanes.executorch.orders import (
     ran,
     ran_in,
 )
-from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.suite.accuracy import in_words, with_samples
+from ci.suite.options import StageOptions
 from ci.suite.programs import ProgramOrder
-from ci.suite.runner import Runner
+from ci.suite.runner import Runner, ready_runner
 from ci.suite.stage import (
     Plan,
     export_log,
@@ -61,6 +62,9 @@ from provisioning.manifest import load_socs, soc_named
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+LOWERING, EMULATION = "test_lowering", "test_emulator"
+"""The stages."""
+
 COMPILED, RAN = "lowering", "emulator"
 """The step whose files are programs, and the one whose figures are a program's."""
 
@@ -87,8 +91,10 @@ class ExecutorchPlan(Plan):
     qnn: Mapping[str, str]
     """What every program depends on of QNN: its build, and the digests of its libraries for this machine."""
     refused: dict[str, Finding]
-    """Programs that this SDK cannot compile at all."""
+    """Programs that this SDK cannot compile at all, or that the stage cannot run."""
     executorch: Executorch = PROFILES_WHEEL
+    runner: Runner | None = None
+    """None: nothing runs."""
 
     @property
     def build_id(self) -> str:
@@ -116,6 +122,20 @@ def plan_of(
         packages=packages_of(programs, selection.store),
         refused=dict(refusals(programs, sdk, qnn[BUILD_ID])),
     )
+
+
+def plan_of_suite(programs: Sequence[ExecutorchProgram], options: StageOptions, stage: str) -> ExecutorchPlan:
+    """For one of the lane's stages."""
+    plan = plan_of(programs, options.selection, options.work, stage.removeprefix("test_"))
+    if stage != EMULATION:
+        return plan
+    for program in plan.programs:
+        if program.backend != "htp":
+            message = f"the emulator has only the HTP, but this program is for the {program.backend}"
+            fix = SUITES.repeat(program, LOWERING)
+            finding = Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
+            plan.refused.setdefault(program.name, finding)
+    return replace(plan, runner=ready_runner(os.environ, options.selection.reports, plan.executorch))
 
 
 def refusals(

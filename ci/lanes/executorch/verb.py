@@ -12,18 +12,17 @@ from provisioning.base.selection import add_selection
 @dataclass(frozen=True, slots=True)
 class SuiteStage:
     EXAMPLES: str
-    on_emulator: bool
+    name: str
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
-        add_choice(parser, "test_emulator" if self.on_emulator else "test_lowering")
+        add_choice(parser, self.name)
         add_how(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from ci.lanes.executorch import stage
+        from ci.lanes.executorch.lane import LANE
 
-        options = stage_options(args)
-        return stage.run_emulation(options) if self.on_emulator else stage.run_lowering(options)
+        return LANE.run_suite(self.name, stage_options(args))
 
 
 LOWERING = SuiteStage(
@@ -35,7 +34,7 @@ LOWERING = SuiteStage(
   nox -s test_lowering -- --list
   nox -s test_lowering -- --accept
 """,
-    on_emulator=False,
+    "test_lowering",
 )
 EMULATION = SuiteStage(
     """\
@@ -45,5 +44,5 @@ EMULATION = SuiteStage(
   nox -s test_emulator -- --accept
   nox -s build_android test_emulator
 """,
-    on_emulator=True,
+    "test_emulator",
 )

@@ -1,1 +1,15 @@
 """A checkpoint of Hugging Face for Genie or ExecuTorch, run on the HTP emulator and judged."""
+
+from ci.suite.lane_head import LaneHead, LaneStage
+
+HEAD = LaneHead(
+    name="llm",
+    environment="llm",
+    stages=(
+        LaneStage(
+            "test_llm",
+            "ci.lanes.llm.verb",
+            "run language models on the HTP emulator, and compare their text with the float model's",
+        ),
+    ),
+)

@@ -1,5 +1,4 @@
-"""`test_llm`: every chosen program compiled, run and judged. Workers train models, compile and run programs;
-results are cached by all that decides them."""
+"""What `test_llm` does with programs, and what it says of them. Workers train models, compile and run."""
 
 from __future__ import annotations
 
@@ -22,25 +21,23 @@ from ci.lanes.llm.orders import (
     Trained,
     TrainRequest,
 )
-from ci.lanes.llm.suite import SUITES, LlmCase, LlmProgram, LlmRun
+from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
 from ci.lanes.llm.tokenizer import TEMPLATE
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.suite.findings import verdict
-from ci.suite.options import Choice, StageOptions
+from ci.suite.lane import Remarks
+from ci.suite.options import StageOptions
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import (
     Plan,
+    Results,
     Verdict,
-    choose,
-    finish,
     host_libraries,
     packages_of,
     ready_environment,
-    report,
     require_packages,
     run_cached_step,
-    show_list,
 )
 from ci.work.cached_steps import Step
 from ci.work.child import closed
@@ -51,8 +48,8 @@ from ci.work.plain import read
 from ci.work.request import Folder, files_below
 from ci.work.schedule import Home
 from provisioning.base.commands import Fix, session
-from provisioning.base.settings import DEFAULT_TARGET, Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.findings import Finding
+from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
 
@@ -252,38 +249,25 @@ def compiling(plan: LlmPlan, order: CompileOrder) -> Step[LlmProgram]:
     )
 
 
-def run(options: StageOptions) -> int:
-    """The exit code."""
-    selection = options.selection
-    if options.list_only:
-        return show_list(_chosen_programs(options.choice, selection))
-    stage = StageRun(STAGE, selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, "llm-not-run"):
-        require_installed()
-        plan = LlmPlan.of(_chosen_programs(options.choice, selection), selection, options.work)
-        first, *_ = plan.programs
-        model = run_cached_step(training(plan), [first])[first.name]
-        models = {program.name: model for program in plan.programs}
-        results = _measure(plan, models)
-        # Of a program whose model was not trained, the finding about the model says it.
-        verdicts = {
-            program.name: Verdict(findings_of(program, result), report_row(program, result))
-            for program in plan.programs
-            if (result := results.get(program.name))
-        }
-        report(stage, SUITES, plan, verdicts, {MODELS: models, VERDICTS: results})
-        of_case = {program.case_name: program for program in plan.programs}
-        for name, program in of_case.items():
-            stage.findings += model_findings(name, program.case.perplexity, models[program.name])
-    return finish(stage, selection)
+def plan_of_suite(programs: Sequence[LlmProgram], options: StageOptions, stage: str) -> LlmPlan:
+    require_installed()
+    return LlmPlan.of(programs, options.selection, options.work)
 
 
-def _chosen_programs(choice: Choice, selection: Selection) -> list[LlmProgram]:
-    return choose(SUITES, choice, selection, lambda rows: {row.name: Job(row.name) for row in rows})
+def jobs_of(programs: Sequence[LlmProgram]) -> dict[str, Job]:
+    return {program.name: Job(program.name) for program in programs}
 
 
-def _measure(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
-    results = dict[str, Result]()
+def trained_results(plan: LlmPlan, results: Results) -> Mapping[str, Result]:
+    """One model is trained for all programs."""
+    first, *_ = plan.programs
+    model = run_cached_step(training(plan), [first])[first.name]
+    return {program.name: model for program in plan.programs}
+
+
+def judged_results(plan: LlmPlan, results: Results) -> Mapping[str, Result]:
+    """Of the programs whose model was trained."""
+    models, judged = results[MODELS], dict[str, Result]()
     for through in (GENIE, EXECUTORCH):
         trained = [
             program
@@ -291,5 +275,21 @@ def _measure(plan: LlmPlan, models: Mapping[str, Result]) -> dict[str, Result]:
             if program.run.through == through and (model := models[program.name]).folder and not model.failure
         ]
         if trained:
-            results |= run_cached_step(reading(plan, models, through), trained)
-    return results
+            judged |= run_cached_step(reading(plan, models, through), trained)
+    return judged
+
+
+def verdict_of(plan: LlmPlan, program: LlmProgram, results: Mapping[str, Result]) -> Verdict | None:
+    """Of a program whose model was not trained, the finding about the model says it."""
+    if (result := results.get(VERDICTS)) is None:
+        return None
+    return Verdict(findings_of(program, result), report_row(program, result))
+
+
+def remarks_of(plan: LlmPlan, results: Results, findings: Sequence[Finding]) -> Remarks:
+    """About the model of each case."""
+    by_case = {program.case_name: program for program in plan.programs}
+    about: list[Finding] = []
+    for name, program in by_case.items():
+        about += model_findings(name, program.case.perplexity, results[MODELS][program.name])
+    return Remarks(about)

@@ -29,9 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.llm import stage
+    from ci.lanes.llm.lane import LANE
 
-    return stage.run(stage_options(args))
+    return LANE.run_suite("test_llm", stage_options(args))
 
 
 HELD_OUT = MANIFESTS / "texts" / "held-out.txt"

@@ -1,4 +1,4 @@
-"""The stage: programs are compiled in parallel by workers, and cached, then judged and reported."""
+"""What `test_onnx` does with programs, and what it says of them."""
 
 from __future__ import annotations
 
@@ -35,21 +35,19 @@ from ci.models.own_packages import OwnPackages
 from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
 from ci.suite.findings import known_faults, verdict
+from ci.suite.lane import Remarks
 from ci.suite.options import Choice, StageOptions
 from ci.suite.stage import (
     MeasuredValues,
     Plan,
+    Results,
     Verdict,
-    accepted,
     choose,
     export_log,
-    finish,
     packages_of,
-    report,
     require_packages,
     run_cached_step,
     scores_of,
-    show_list,
 )
 from ci.work.cached_steps import Step
 from ci.work.child import closed
@@ -62,8 +60,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Finding
-from provisioning.base.settings import DEFAULT_TARGET, Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
 
 if TYPE_CHECKING:
@@ -106,6 +103,8 @@ def require_installed() -> None:
 @dataclass(frozen=True, slots=True)
 class OnnxPlan(Plan):
     programs: tuple[OnnxProgram, ...]
+    new_baseline: bool = False
+    """Whether a cached result that is worse than the baseline counts: it becomes the baseline."""
 
 
 def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOptions) -> OnnxPlan:
@@ -164,10 +163,8 @@ def request_of(program: OnnxProgram, asks: DataclassInstance) -> ProgramRequest:
     )
 
 
-def compiling(plan: OnnxPlan, *, new_baseline: bool = False) -> Step[OnnxProgram]:
-    """With `new_baseline` a cached result that is worse than the baseline counts: it becomes the baseline."""
-    passes = partial(passes_suite, new_baseline=new_baseline)
-
+def compiling(plan: OnnxPlan) -> Step[OnnxProgram]:
+    passes = partial(passes_suite, new_baseline=plan.new_baseline)
     return onnx_step(
         plan,
         "onnx",
@@ -246,10 +243,10 @@ def _with_figures(result: Result, score: MetricFigures | Failure) -> Result:
     return replace(result, record=replace(facts, context=replace(facts.context, near=near)))
 
 
-def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
+def compile_programs(plan: OnnxPlan) -> dict[str, Result]:
     with_metric = [program for program in plan.programs if program.case.metric]
     without = [program for program in plan.programs if not program.case.metric]
-    results = run_cached_step(compiling(plan, new_baseline=new_baseline), without)
+    results = run_cached_step(compiling(plan), without)
     compiled = run_cached_step(compiling_for_metric(plan), with_metric)
     results |= with_metrics(plan, with_metric, compiled)
     for program in with_metric:
@@ -257,6 +254,10 @@ def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str,
         if result.folder and (plan.work.keep or verdict([*findings_of(program, result)]) != "pass"):
             shutil.copytree(result.folder, empty_folder(evidence), dirs_exist_ok=True)
     return results
+
+
+def chosen_programs(choice: Choice, selection: Selection) -> list[OnnxProgram]:
+    return choose(SUITES, choice, selection, jobs_of)
 
 
 def jobs_of(programs: Sequence[OnnxProgram]) -> dict[str, Job]:
@@ -281,32 +282,21 @@ def _seconds(program: OnnxProgram) -> float:
 STAGE, COMPILED = "test_onnx", "onnx"
 
 
-def run(options: StageOptions) -> int:
-    """The exit code."""
-    selection, accept = options.selection, options.accept
-    if options.list_only:
-        return show_list(chosen_programs(options.choice, selection))
-    stage = StageRun(STAGE, selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, "onnx-not-run"):
-        require_installed()
-        plan = plan_of(chosen_programs(options.choice, selection), selection, options.work)
-        results = compile_programs(plan, new_baseline=accept)
-        plan = accepted(accept, SUITES, plan, measured_of(plan, results), stage)
-        verdicts = {program.name: verdict_of(program, results[program.name]) for program in plan.programs}
-        report(stage, SUITES, plan, verdicts, {COMPILED: results})
-        _note_of_all(stage, plan, results)
-    return finish(stage, selection)
+def plan_of_suite(programs: Sequence[OnnxProgram], options: StageOptions, stage: str) -> OnnxPlan:
+    require_installed()
+    plan = plan_of(programs, options.selection, options.work)
+    return replace(plan, new_baseline=options.accept)
 
 
-def chosen_programs(choice: Choice, selection: Selection) -> list[OnnxProgram]:
-    return choose(SUITES, choice, selection, jobs_of)
+def compiled_results(plan: OnnxPlan, results: Results) -> Mapping[str, Result]:
+    return compile_programs(plan)
 
 
-def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues:
+def measured_of(plan: OnnxPlan, results: Results) -> MeasuredValues:
     """Costs and accuracy; of a recorded case that fails, how it does."""
     figures, recorded = dict[str, Mapping[str, float]](), dict[str, Mapping[str, object]]()
     for program in plan.programs:
-        name, result = program.name, results[program.name]
+        name, result = program.name, results[COMPILED][program.name]
         if result.failure and not recorded_failure(program, result):
             continue
         costs: Mapping[str, object] = {**dict.fromkeys(COSTS), "accuracy": {}}
@@ -320,7 +310,8 @@ def measured_of(plan: OnnxPlan, results: Mapping[str, Result]) -> MeasuredValues
     return MeasuredValues(figures, recorded)
 
 
-def verdict_of(program: OnnxProgram, result: Result) -> Verdict:
+def verdict_of(plan: OnnxPlan, program: OnnxProgram, results: Mapping[str, Result]) -> Verdict:
+    result = results[COMPILED]
     return Verdict(_findings_of(program, result), row(program, result))
 
 
@@ -331,12 +322,11 @@ def _findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     yield from changes_of(program, result, tolerances.sqnr_margin_db)
 
 
-def _note_of_all(stage: StageRun, plan: OnnxPlan, results: Mapping[str, Result]) -> None:
-    """What is to be said of all programs together."""
-    build_ids = sorted({build_id_of(result) for result in results.values() if not result.failure})
+def remarks_of(plan: OnnxPlan, results: Results, findings: Sequence[Finding]) -> Remarks:
+    compiled = results[COMPILED].values()
+    build_ids = sorted({build_id_of(result) for result in compiled if not result.failure})
+    known: list[Finding] = []
     for build_id in build_ids:
-        stage.findings += known_faults(stage.findings, build_id, "onnx")
-    stage.metrics |= {
-        "socs": len({program.soc for program in plan.programs}),
-        "build_id": ", ".join(build_ids) or "unknown",
-    }
+        known += known_faults(findings, build_id, "onnx")
+    socs = {program.soc for program in plan.programs}
+    return Remarks(known, {"socs": len(socs), "build_id": ", ".join(build_ids) or "unknown"})

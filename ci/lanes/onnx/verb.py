@@ -26,6 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.onnx import stage
+    from ci.lanes.onnx.lane import LANE
 
-    return stage.run(stage_options(args))
+    return LANE.run_suite("test_onnx", stage_options(args))

@@ -1,1 +1,22 @@
 """The tests that ExecuTorch ships with its wheel, and which pairs of ExecuTorch and QNN work."""
+
+from ci.suite.lane_head import LaneHead, LaneStage
+
+HEAD = LaneHead(
+    name="upstream",
+    environment="upstream",
+    stages=(
+        LaneStage(
+            "test_delegate",
+            "ci.lanes.upstream.verb:DELEGATE",
+            "run ExecuTorch's own delegate suite on the HTP emulator",
+            environment="executorch",
+        ),
+        LaneStage(
+            "test_upstream",
+            "ci.lanes.upstream.verb:ALL",
+            "run any of ExecuTorch's own suites on the HTP emulator: operators, passes, models",
+        ),
+    ),
+    has_suites=False,
+)

@@ -1,0 +1,109 @@
+"""All lanes. Each is imported when its work is asked for: a list of commands must not wait for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ci.lanes import executorch, llm, onnx, upstream
+from ci.suite.lane_head import LaneHead, LaneStage
+from provisioning.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from ci.suite.lane import AnyLane
+    from ci.suite.programs import AnySuites
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A lane, and how it is imported."""
+
+    head: LaneHead
+    load: Callable[[], AnyLane] | None = None
+    """None: its work is no suite's."""
+    load_suites: Callable[[], AnySuites] | None = None
+    """Its suites, which need none of the packages that its work needs."""
+
+    @property
+    def lane(self) -> AnyLane:
+        if self.load is None:
+            raise refused(self.head, "suites")
+        return self.load()
+
+    @property
+    def suites(self) -> AnySuites:
+        if self.load_suites is None:
+            raise refused(self.head, "suites")
+        return self.load_suites()
+
+
+def refused(head: LaneHead, lacks: str) -> UsageError:
+    """The error for what a lane lacks, with the lanes that have it."""
+    having = ", ".join(row.head.name for row in lanes_with_suites())
+    return UsageError(f"lane {head.name} has no {lacks}", fix=f"take one of the lanes {having}")
+
+
+def _executorch() -> AnyLane:
+    from ci.lanes.executorch.lane import LANE
+
+    return LANE
+
+
+def _executorch_suites() -> AnySuites:
+    from ci.lanes.executorch.suite import SUITES
+
+    return SUITES
+
+
+def _onnx() -> AnyLane:
+    from ci.lanes.onnx.lane import LANE
+
+    return LANE
+
+
+def _onnx_suites() -> AnySuites:
+    from ci.lanes.onnx.suite import SUITES
+
+    return SUITES
+
+
+def _llm() -> AnyLane:
+    from ci.lanes.llm.lane import LANE
+
+    return LANE
+
+
+def _llm_suites() -> AnySuites:
+    from ci.lanes.llm.suite import SUITES
+
+    return SUITES
+
+
+LANES: list[Registered] = [
+    Registered(executorch.HEAD, _executorch, _executorch_suites),
+    Registered(onnx.HEAD, _onnx, _onnx_suites),
+    Registered(llm.HEAD, _llm, _llm_suites),
+    Registered(upstream.HEAD),
+]
+"""In the order in which a suite's mistakes are said."""
+
+
+def lane_named(name: str) -> Registered:
+    return next(row for row in LANES if row.head.name == name)
+
+
+def lanes_with_suites() -> list[Registered]:
+    return [row for row in LANES if row.head.has_suites]
+
+
+def stages() -> Iterator[tuple[LaneHead, LaneStage]]:
+    """Every stage of every lane, with its lane."""
+    for row in LANES:
+        for stage in row.head.stages:
+            yield row.head, stage
+
+
+def lanes_by_stage() -> dict[str, LaneHead]:
+    """By stage, the lane of the programs in its report."""
+    return {stage.name: head for head, stage in stages() if head.has_suites}

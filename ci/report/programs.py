@@ -1,0 +1,113 @@
+"""The programs of all lanes, and the models of all commands, in the one form in which a page shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote
+
+from ci.lanes.registry import lanes_by_stage
+from ci.report.collect import ReportRow, in_unit, rows_of
+from ci.suite.accepted import COSTS
+from ci.suite.lane_head import LaneHead
+from provisioning.base.findings import Finding, Report
+from provisioning.base.rendering import plural
+
+COST_TITLES = {name: field.title or name for name, field in COSTS.items()} | {"bytes": "size of the binaries"}
+"""By cost, as tables call it. A language model has no other cost than its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedProgram:
+    """A program of a lane, or a model of a command, in all stages that have a row of it."""
+
+    lane: str
+    """Or the command."""
+    name: str
+    rows: Mapping[str, ReportRow]
+    """By stage."""
+    findings: Collection[Finding] = ()
+    head: LaneHead | None = None
+    """None of a command."""
+
+    def row(self, step: Literal[0, 1]) -> ReportRow:
+        """That of compiling it, or of running it."""
+        stages = self.head.stage_names if self.head else ()
+        if len(stages) < 2:
+            return self.first
+        return self.rows.get(stages[0] if step == 0 else stages[-1], ReportRow())
+
+    @property
+    def first(self) -> ReportRow:
+        return next(iter(self.rows.values()))
+
+    @property
+    def case(self) -> str:
+        return self.first.case or self.name
+
+    @property
+    def scheme(self) -> str:
+        return self.first.scheme or self.first.precision
+
+    @property
+    def label(self) -> str:
+        """Its name in the cell of its case and scheme."""
+        run = self.first.run.removeprefix(self.scheme).lstrip("-")
+        return " ".join(filter(None, [self.first.soc, run, self.head.mark if self.head else ""]))
+
+    @property
+    def verdict(self) -> str:
+        return "pass" if all(row.passed for row in self.rows.values()) else "fail"
+
+    @property
+    def anchor(self) -> str:
+        return f"{self.lane}-{quote(self.name, errors='replace')}"
+
+    @property
+    def brief(self) -> str:
+        """Of a command the first line with a figure in dB, as people ask for it first, else the first."""
+        if lines := self.first.said:
+            return next((line for line in lines if " dB" in line), lines[0])
+        compiled, run = self.row(0), self.row(1)
+        words = [run.through]
+        if compiled.delegates is not None:
+            delegates = plural(compiled.delegates, "delegate")
+            words = [delegates, f"{compiled.cpu_operators or 0} on the CPU", run.through]
+        sqnr, share = run.figures.get("sqnr_db"), run.figures.get("agreement")
+        words.append(in_unit("sqnr_db", sqnr) if isinstance(sqnr, float) else "")
+        words.append(f"{share:.6g} equal" if isinstance(share, float) else "")
+        words.append("cached" if all(row.cached for row in self.rows.values()) else "")
+        return ", ".join(filter(None, words))
+
+
+def programs_of(reports: Iterable[Report]) -> list[ReportedProgram]:
+    """The programs of all lanes, the worst first."""
+    rows: dict[tuple[str, str], dict[str, ReportRow]] = {}
+    findings: dict[tuple[str, str], dict[tuple[str, str], Finding]] = {}
+    heads = lanes_by_stage()
+    for report in reports:
+        # A command that checks programs has no lane.
+        lane = heads[report.stage].name if report.stage in heads else report.stage
+        for name, row in rows_of(report, "programs").items():
+            rows.setdefault((lane, name), {})[report.stage] = row
+        for finding in report.findings:
+            # Two stages report a program that was not compiled; show it once.
+            own_findings = findings.setdefault((lane, finding.subject), {})
+            own_findings.setdefault((finding.rule, finding.message), finding)
+    by_name = {head.name: head for head in heads.values()}
+    programs = [
+        ReportedProgram(lane, name, stage_rows, findings.get((lane, name), {}).values(), by_name.get(lane))
+        for (lane, name), stage_rows in rows.items()
+    ]
+    return sorted(programs, key=lambda program: (program.verdict, program.name))
+
+
+def models_of(reports: Iterable[Report]) -> list[ReportedProgram]:
+    """What was done of one model, the latest first."""
+    models = [
+        ReportedProgram(report.stage, name, {report.stage: row})
+        for report in reports
+        for name, row in rows_of(report, "models").items()
+    ]
+    return sorted(models, key=lambda model: model.first.when, reverse=True)
