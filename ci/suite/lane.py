@@ -66,8 +66,8 @@ class StageJudgement(Generic[P, L]):
     """What one stage says of a pass over a suite. Several may judge one pass."""
 
     stage: str
-    not_run: str
-    """The rule of the finding that says why it came to no verdict."""
+    rule: str
+    """Of the finding that says why it came to no verdict."""
     last_step: str
     """The name of the last step that it needs."""
     verdict: Callable[[L, P, Mapping[str, Result]], Verdict | None]
@@ -138,7 +138,7 @@ def run_suite(lane: Lane[P, L], stage_name: str, options: StageOptions) -> int:
     if options.list_only:
         return show_list(lane.chosen(options.choice, selection))
     stage = StageRun(stage_name, selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, judgement.not_run):
+    with stage.reported(selection.reports, judgement.rule):
         plan = lane.plan(lane.chosen(options.choice, selection), options, stage_name)
         results = lane.results(plan, judgement.last_step)
         plan = accepted(options.accept, lane.suites, plan, judgement.measured(plan, results), stage)

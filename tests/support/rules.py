@@ -9,7 +9,7 @@ from functools import cache
 from provisioning.base.settings import ROOT
 from tests.support.sources import nodes, our_files, parsed, walked
 
-MAKERS = {"Finding": 0, "Problem": 0, "error": 0, "add": 0, "reported": 1}
+MAKERS = {"Finding": 0, "Problem": 0, "error": 0, "add": 0, "reported": 1, "StageJudgement": 0}
 """Calls that make a finding, with the place of the rule among their arguments."""
 SHARED = {"Problem", "error", "add"}
 """Names that other functions have too; a rule among their arguments has a dash or a dot in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -85,8 +85,9 @@ def names_imported(tree: ast.Module) -> Iterator[str]:
 
 
 @cache
-def closure(name: str) -> frozenset[Path]:
-    """The file of a module of ours, and those of all that it imports, directly or indirectly."""
+def closure(name: str, tables: Collection[str] = ()) -> frozenset[Path]:
+    """The file of a module of ours, and those of all that it imports, directly or indirectly. Of `tables`,
+    modules that name others of which a stage imports one at most, nothing is followed."""
     files, seen, waiting = set[Path](), set[str](), [name]
     while waiting:
         module = waiting.pop()
@@ -96,5 +97,5 @@ def closure(name: str) -> frozenset[Path]:
         waiting += [package] if (package := module.rpartition(".")[0]) else []
         if path := module_file(module, [ROOT]):
             files.add(path)
-            waiting += names_imported(parsed(path))
+            waiting += [] if module in tables else names_imported(parsed(path))
     return frozenset(files)

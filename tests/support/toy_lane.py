@@ -123,7 +123,7 @@ LANE = Lane(
     judgements=(
         StageJudgement(
             stage="test_toy",
-            not_run="toy-not-run",
+            rule="toy-not-run",
             last_step="toy",
             verdict=verdict_of,
             measured=measured_of,

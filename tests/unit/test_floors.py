@@ -233,7 +233,7 @@ def test_every_room_is_on_a_floor() -> None:
 def test_contributing_has_the_same_floors() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     _, _, table = page.partition("| floor of `ci/` | room |")
-    rows = re.findall(r"^\| (\d?) ?\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    rows = re.findall(r"^\| (\d?) ?\| `([\w.]+)` \|", table.partition("\n\n")[0], re.MULTILINE)
     floors: list[set[str]] = []
     for number, room in rows:
         if number:

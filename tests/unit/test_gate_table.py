@@ -31,7 +31,8 @@ from tests.support.typed import run_here
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
 COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci.command")
-TABLES = (*COMMON, "lab.generate", "ci.one_model.model")
+REGISTRY = ("ci.lanes.registry",)
+TABLES = (*COMMON, *REGISTRY, "lab.generate", "ci.one_model.model")
 """These name modules in a table, of which a stage starts one at most."""
 
 STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_runner",)}
@@ -57,7 +58,7 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
     verbs = [stage, *STARTED_BEFORE.get(stage, ())]
     waiting = [VERBS["ci" if verb in CI else "provisioning"][verb].module for verb in verbs]
     tables = {module_file(name, [ROOT]) for name in TABLES}
-    files = {path for name in COMMON for path in closure(name)}
+    files = {path for name in COMMON for path in closure(name, REGISTRY)}
     texts: set[str] = set()
     started: set[str] = set()
     read: set[Path] = {path for path in tables if path}
@@ -66,7 +67,7 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
         if module in started:
             continue
         started.add(module)
-        files |= closure(module)
+        files |= closure(module, REGISTRY)
         for path in files - read:
             read.add(path)
             names = _constants(path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ci.gate import verb as gate
-from ci.gate.table import gate_table
+from ci.gate.table import gate_stages
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.onnx.suite import SUITES as ONNX
@@ -157,7 +157,7 @@ class TestOneFile:
 
 class TestGate:
     def stages(self, path: Path, *named: str) -> dict[str, tuple[str, ...]]:
-        stages = gate.with_lanes(gate_table().stage, [path] if path.name else [], named)
+        stages = gate.with_lanes(gate_stages(), [path] if path.name else [], named)
         return {stage.name: stage.flags for stage in stages if stage.lane}
 
     def test_it_runs_the_stages_of_the_lanes_that_the_suites_have(self, tmp_path: Path) -> None:

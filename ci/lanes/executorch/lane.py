@@ -28,7 +28,7 @@ LANE = Lane(
     judgements=(
         StageJudgement(
             stage=LOWERING,
-            not_run="lowering-not-run",
+            rule="lowering-not-run",
             last_step=COMPILED,
             verdict=verdict_of_lowering,
             measured=measured_of_lowering,
@@ -37,7 +37,7 @@ LANE = Lane(
         ),
         StageJudgement(
             stage=EMULATION,
-            not_run="emulator-not-run",
+            rule="emulator-not-run",
             last_step=RAN,
             verdict=verdict_of_emulation,
             measured=measured_of_emulation,

@@ -26,7 +26,7 @@ LANE = Lane(
     judgements=(
         StageJudgement(
             stage=STAGE,
-            not_run="llm-not-run",
+            rule="llm-not-run",
             last_step=VERDICTS,
             verdict=verdict_of,
             remarks=remarks_of,

@@ -25,7 +25,7 @@ LANE = Lane(
     judgements=(
         StageJudgement(
             stage=STAGE,
-            not_run="onnx-not-run",
+            rule="onnx-not-run",
             last_step=COMPILED,
             verdict=verdict_of,
             measured=measured_of,
