@@ -53,8 +53,15 @@ def _is_a_lane(name: str) -> str:
     return name
 
 
+LaneName = Annotated[
+    str,
+    AfterValidator(_is_a_lane),
+    Field(json_schema_extra={"enum": [row.head.name for row in lanes_with_suites()]}),
+]
+
+
 class ChangedFigure(Model):
-    lane: Annotated[str, AfterValidator(_is_a_lane)]
+    lane: LaneName
     program: Annotated[str, Field(min_length=1, max_length=LONGEST)]
     what: What
     before: Figure

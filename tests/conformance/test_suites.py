@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ci.github.matrix import lane_to_split, matrix_of
@@ -13,6 +11,7 @@ from ci.report.collect import collect
 from ci.report.page import html
 from ci.suite.accepted import load_baseline
 from ci.suite.lane import AnyLane
+from ci.suite.options import choice_of
 from provisioning.base.command_line import Parser, Verb, module_of
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.rendering import verdict
@@ -120,5 +119,5 @@ def test_a_printed_command_parses_back(
     stage = head.stages[0]
     module_of(Verb(stage.verb, stage.summary)).configure(parser)
     args = parser.parse_args([word for word in words if word != "--"])
-    assert [Path(suite) for suite in args.suite] == [folder.suite]
-    assert args.words and args.words[0].startswith(f"{NAME}/")
+    choice = choice_of(args)
+    assert choice.suites == (folder.suite,) and choice.words[0].startswith(f"{NAME}/")
