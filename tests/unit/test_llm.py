@@ -137,6 +137,15 @@ class TestCompile:
         assert self.compiled(model, "--parts", str(wrong)) == 2
         assert f"--parts {right}" in capsys.readouterr().err
 
+    def test_a_context_beyond_the_window_of_a_model_names_the_window(
+        self, model: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        sizes = {"sliding_window": 128, "max_position_embeddings": 512}
+        write_config_json(model, model_type="gemma3_text", rope_scaling=None, **sizes)
+        assert self.compiled(model, "--context", "256") == 2
+        told = capsys.readouterr().err
+        assert "sliding_window of 128" in told and "--context 128" in told
+
     def test_it_writes_over_what_it_wrote_and_over_nothing_else(
         self, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

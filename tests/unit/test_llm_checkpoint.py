@@ -81,7 +81,8 @@ def test_a_published_checkpoint_is_read_as_transformers_reads_it(tmp_path: Path,
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({**PHI, **NO_ROPE, "partial_rotary_factor": 0.35}, "partial_rotary_factor"),
         ({"rope_scaling": ["llama3"]}, "rope_scaling"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.*llama3.*yarn"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling.*llama3.*linear"),
         ({"rope_scaling": {name: item for name, item in SCALING.items() if name != "factor"}}, "factor"),
         ({"rope_scaling": SCALING | {"factor": "eight"}}, "eight"),
         ({"rope_scaling": SCALING | {"high_freq_factor": 1.0}}, "high_freq_factor"),
@@ -173,7 +174,7 @@ class TestWeights:
             ("llama", "model.layers.0.self_attn.o_proj.bias"),
             ("llama", "model.layers.0.mlp.gate_proj.bias"),
             ("llama", "model.layers.0.self_attn.q_norm.weight"),
-            ("llama", "model.layers.1.input_layernorm.weight"),
+            ("llama", "model.layers.0.self_attn.q_norm.weight"),
             ("qwen2", "model.layers.0.self_attn.o_proj.bias"),
             ("qwen3", "model.layers.0.self_attn.q_proj.bias"),
         ],
@@ -191,6 +192,17 @@ class TestWeights:
         write_weights(tmp_path, shapes | {unread: (1,)})
         with pytest.raises(UsageError, match=re.escape(unread)):
             require_tensors(tmp_path, shape)
+
+    @pytest.mark.parametrize(("stored", "told"), [(1, 2), (3, 2)])
+    def test_another_count_of_layers_names_both_counts_and_the_key(
+        self, tmp_path: Path, stored: int, told: int
+    ) -> None:
+        write_weights(tmp_path, shapes_of(layers=stored))
+        shape = read_architecture(write_config_json(tmp_path, num_hidden_layers=told))
+        with pytest.raises(UsageError, match=rf"{stored} layers.+num_hidden_layers.+{told}") as refused:
+            require_tensors(tmp_path, shape)
+        (key, value) = re.findall(r'"(\w+)": (\d+)', refused.value.fix)[0]
+        require_tensors(tmp_path, read_architecture(write_config_json(tmp_path, **{key: int(value)})))
 
     @pytest.mark.parametrize(
         ("tied", "head", "error"),

@@ -197,9 +197,14 @@ class Architecture(BaseModel):
         return () if self.bos is None else (self.bos,)
 
     @property
+    def window(self) -> int | None:
+        """Tokens back that some layers look at most; no mask for it is built."""
+        return self.sliding_window if self.family.windowed else None
+
+    @property
     def context(self) -> int:
         """The most tokens that it is right for."""
-        window = self.sliding_window if self.family.windowed else None
+        window = self.window
         trained = self.trained if isinstance(self.rope, LongRope) else None
         return min(length for length in (self.longest, window, trained) if length)
 
@@ -412,6 +417,8 @@ def _shape_of(path: Path, values: Mapping[str, Any]) -> Architecture:
     place = ": ".join(str(part) for part in first["loc"] if part not in ROPES)
     note = f"; found {json.dumps(first['input'])}" if place and first["type"] != "missing" else ""
     words = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "union_tag_invalid":
+        words, note = f"expected {', '.join(ROPES)}", f"; found {first['ctx']['tag']}"
     another = first["type"] in (NOT_BUILT, "literal_error", "none_required", "union_tag_invalid")
     raise UsageError(
         f"{path}: {f'{place}: ' if place else ''}{words}{note}", fix=ANOTHER if another else PUBLISHED
@@ -419,7 +426,7 @@ def _shape_of(path: Path, values: Mapping[str, Any]) -> Architecture:
 
 
 ROPES = ("default", "llama3", "longrope")
-"""Names of kinds, which stand in the place of an error."""
+"""The kinds of rope that are built; an error has them in its place."""
 
 
 def _values(folder: Path) -> dict[str, Any]:

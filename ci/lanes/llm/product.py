@@ -116,9 +116,11 @@ def compile_order(model: OneModel, folder: Path) -> tuple[Architecture, CompileO
     if prefill >= context:
         raise UsageError(f"prefill by {prefill} fills a context of {context}", fix="take a longer context")
     if context > shape.context:
+        reason = f"the model was made for {shape.context}"
+        if shape.context == shape.window:
+            reason = f"no masks are built for its sliding_window of {shape.window}"
         raise UsageError(
-            f"a context of {context} tokens: the model was made for {shape.context}",
-            fix=add_flags("--context", str(shape.context)),
+            f"a context of {context} tokens: {reason}", fix=add_flags("--context", str(shape.context))
         )
     require_tensors(folder, shape)
     if not (folder / "tokenizer.json").is_file():

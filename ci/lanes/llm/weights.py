@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from ci.lanes.llm.architecture import Architecture, read_object
 from ci.models.inputs import Array
 from provisioning.base.errors import CheckFailed, UsageError
 
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
 INDEX = "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 EXPONENTS = {
@@ -101,6 +103,7 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
     """Refuse a checkpoint that lacks a weight, has one of another shape or one that nothing reads, or values
     that are no numbers."""
     names, stored = shape.tensors, shards_of(folder)
+    _require_layers(folder, shape, stored)
     _require_stored(folder, names, stored)
     _require_tied(folder, shape, stored)
     # The rotation is computed.
@@ -114,6 +117,18 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
         raise CheckFailed(
             f"{stored[faults[0]].path}: {_first_of(faults)} holds NaN or infinity",
             fix="download it again; if you trained it, take an earlier checkpoint",
+        )
+
+
+def _require_layers(folder: Path, shape: Architecture, stored: Mapping[str, Stored]) -> None:
+    numbers = [int(match[1]) for match in map(LAYER.match, stored) if match]
+    count = max(numbers, default=-1) + 1
+    if count and count != shape.num_layers:
+        raise UsageError(
+            f"{folder}: the weights have {count} layers, and num_hidden_layers of config.json is"
+            f" {shape.num_layers}",
+            fix=f'write "num_hidden_layers": {count} into config.json if the weights are those that you mean;'
+            " else take the config.json and the weights of one model",
         )
 
 
