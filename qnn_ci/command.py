@@ -20,6 +20,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
+from ci.lanes.registry import lanes_by_stage  # noqa: E402
 from ci.one_model.model import check_model, lane_of  # noqa: E402
 from ci.suite import options  # noqa: E402
 from ci.suite.precision import SCHEMES  # noqa: E402
@@ -77,7 +78,7 @@ def _check(verb: str, arguments: Sequence[str]) -> None:
     module = command_line.module_of(VERBS[verb])
     if isinstance(module, command_line.ChecksWords):
         module.check(args)
-    if verb in options.CHOOSING:
+    if verb in options.COMMANDS or verb in lanes_by_stage():
         options.choice_of(args)
     elif verb == "gate":
         options.check(args.suite)

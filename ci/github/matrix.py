@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ci.lanes.registry import lane_named, lanes_with_suites
 from ci.suite.options import Choice, add_choice, choice_of, shard
-from ci.suite.suite_file import lanes_of
 from ci.work.jobs import Job
 from provisioning.base.command_line import Parser, count, valued
 from provisioning.base.commands import repeated
@@ -68,6 +67,8 @@ def matrix_for(
 
 def lane_to_split(suites: Sequence[Path]) -> str:
     """The lane whose programs the jobs share: of suites with several, the first of the registry."""
+    from ci.suite.suite_file import lanes_of
+
     names = {name for suite in suites for name in lanes_of(suite)}
     lanes = [row.head.name for row in lanes_with_suites()]
     return next((lane for lane in lanes if lane in names), lanes[0])

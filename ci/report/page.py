@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from ci.diagnose.rules import page_of
 from ci.report.collect import in_unit
-from ci.report.programs import COST_TITLES, ReportedProgram, models_of, programs_of
+from ci.report.programs import ReportedProgram, cost_titles, models_of, programs_of
 from ci.report.summary import headline, worst
 from provisioning.base.command_line import Parser
 from provisioning.base.findings import Report, Severity
@@ -86,7 +86,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         findings=sorted(findings, key=lambda pair: ranks.index(pair[1].severity)),
         figure_names=FIGURES,
         less_is_better=LESS_IS_BETTER,
-        cost_names=COST_TITLES,
+        cost_names=cost_titles(),
         cost_rule=cost_rule,
         in_unit=in_unit,
     )

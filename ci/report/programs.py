@@ -9,13 +9,17 @@ from urllib.parse import quote
 
 from ci.lanes.registry import lanes_by_stage
 from ci.report.collect import ReportRow, in_unit, rows_of
-from ci.suite.accepted import COSTS
 from ci.suite.lane_head import LaneHead
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering import plural
 
-COST_TITLES = {name: field.title or name for name, field in COSTS.items()} | {"bytes": "size of the binaries"}
-"""By cost, as tables call it. A language model has no other cost than its size."""
+
+def cost_titles() -> dict[str, str]:
+    """By cost, as tables call it. A language model has no other cost than its size."""
+    from ci.suite.accepted import COSTS
+
+    titles = {name: field.title or name for name, field in COSTS.items()}
+    return {**titles, "bytes": "size of the binaries"}
 
 
 @dataclass(frozen=True, slots=True)

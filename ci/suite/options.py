@@ -21,10 +21,12 @@ from provisioning.base.selection import selection_of
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 
 SHIPPED = "manifests/suites/models.toml"
-STAGES = ("test_lowering", "test_emulator", "test_onnx", "test_llm")
-"""Verbs whose programs a suite has."""
-CHOOSING = (*STAGES, "divergence", "quantize", "matrix")
-"""Verbs that take programs of suites."""
+STAGE, LANGUAGE_STAGE = "a lane's stage", "the stage of language models"
+"""In place of the stages that run a suite: the registry of lanes has their names."""
+STAGES = (STAGE, LANGUAGE_STAGE)
+COMMANDS = ("divergence", "quantize", "matrix")
+"""Other verbs that take programs of suites."""
+CHOOSING = (*STAGES, *COMMANDS)
 WHICH = "which programs"
 
 
@@ -40,7 +42,7 @@ class Choice(Options):
         parse=Path,
         verbs=CHOOSING,
         helps={
-            "test_llm": "cases as in manifests/suites/llm.toml, which is the default; may be repeated",
+            LANGUAGE_STAGE: "cases as in manifests/suites/llm.toml, which is the default; may be repeated",
         },
         group=WHICH,
     )

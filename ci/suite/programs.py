@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, StringConstraints, field_validator, model
 
 from ci.models.own_packages import NONE, Needs, needs_of
 from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
-from ci.suite.options import Choice, matcher
+from ci.suite.options import COMMANDS, STAGE, Choice, matcher
 from ci.suite.suite_file import LaneFields, LaneForm, Thresholds, missing_lane, parse_suite
 from ci.work.request import irrelevant
 from provisioning.base.command_line import Parser
@@ -376,4 +376,5 @@ class Suites(LaneForm, Generic[P]):
         soc = [] if every_chip or program.soc in program.run.socs else ["--soc", program.soc]
         choice = Choice(() if program.suite == self.shipped else (program.suite,), words=(name,))
         verb = stage or self.stages[0]
-        return session(verb, *option_words(choice, verb), *soc, *profile_flags(program.profile))
+        chosen = option_words(choice, verb if verb in COMMANDS else STAGE)
+        return session(verb, *chosen, *soc, *profile_flags(program.profile))

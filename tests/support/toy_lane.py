@@ -12,7 +12,7 @@ from pydantic import Field
 from ci.lanes.registry import Registered
 from ci.suite.lane import Lane, LaneStep, StageJudgement
 from ci.suite.lane_head import LaneHead, LaneStage
-from ci.suite.options import StageOptions, add_choice, add_how, stage_options
+from ci.suite.options import STAGE, StageOptions, add_choice, add_how, stage_options
 from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of, run_cached_step
 from ci.work.cached_steps import Step
@@ -137,7 +137,7 @@ class ToyVerb:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
-        add_choice(parser, "toy.toml")
+        add_choice(parser, STAGE)
         add_how(parser)
 
     def run(self, args: argparse.Namespace) -> int:

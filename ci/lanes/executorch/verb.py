@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from ci.suite.options import add_choice, add_how, stage_options
+from ci.suite.options import STAGE, add_choice, add_how, stage_options
 from provisioning.base.selection import add_selection
 
 
@@ -16,7 +16,7 @@ class SuiteStage:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
-        add_choice(parser, self.name)
+        add_choice(parser, STAGE)
         add_how(parser)
 
     def run(self, args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ci.one_model.named_files import require_file
 from ci.one_model.options import LANGUAGE_TIMEOUT
-from ci.suite.options import add_choice, add_how, stage_options
+from ci.suite.options import LANGUAGE_STAGE, add_choice, add_how, stage_options
 from provisioning.base.command_line import add_timeout, count, switch, valued
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_executorch, add_selection, selection_of
@@ -23,7 +23,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, "test_llm")
+    add_choice(parser, LANGUAGE_STAGE)
     group = add_how(parser, accepts=False)
     switch(group, "--keep", "repeat all work, and keep models and contexts in reports/llm")
 

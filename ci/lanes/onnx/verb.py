@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.suite.options import add_choice, add_how, stage_options
+from ci.suite.options import STAGE, add_choice, add_how, stage_options
 from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection
 
@@ -20,7 +20,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, "test_onnx")
+    add_choice(parser, STAGE)
     group = add_how(parser)
     switch(group, "--keep", "compile everything again, and keep the files in reports/onnx")
 
