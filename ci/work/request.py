@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.findings import Metric
+from provisioning.base.option_fields import IRRELEVANT
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
-
-IRRELEVANT = "irrelevant"
 
 LONG = 4000
 """A value whose text is longer than this many characters is in the key by its digest."""

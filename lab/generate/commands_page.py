@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from ci.__main__ import VERBS as CI
+from ci.one_model.model import kinds_of
+from ci.one_model.options import COMPILE, FROM_MODEL, RUN
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
+from provisioning.base.option_fields import Option, declared_options
 from provisioning.base.settings import ROOT
 
 PAGE = ROOT / "docs" / "commands.md"
@@ -82,4 +87,37 @@ def page() -> str:
     for task, names in TASKS.items():
         lines += ["", f"## {task}", "", "| command | what it does |", "| --- | --- |"]
         lines += [f"| [`{name}`]({place}) | {verbs[name].summary} |" for name, place in names.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_flags()]) + "\n"
+
+
+FLAGS = """
+## Flags of the commands for one model
+
+What may be typed with a model, beside `--profile`, `--soc`, `--store` and `--reports`? `compile`, `quantize`,
+`audit`, `divergence`, `repair`, `tune` and `forecast` take a model, `run` a program. In a suite the field of
+the last column says the same.
+
+| flag | what it does | commands | models | in a suite |
+| --- | --- | --- | --- | --- |"""
+
+
+def _flags() -> Iterator[str]:
+    """The options of all lanes, each once."""
+    yield FLAGS
+    kinds = kinds_of(COMPILE)
+    rows: dict[str, tuple[Option, list[str]]] = {}
+    for models, kind in kinds.items():
+        for name, row in declared_options(kind).items():
+            if any(models in kinds_of(verb) for verb in row.verbs):
+                rows.setdefault(name, (row, []))[1].append(models)
+    for row, takers in sorted(rows.values(), key=lambda pair: pair[0].flag):
+        flag = f"{row.flag} {'|'.join(row.choices) or row.metavar}".strip().replace("|", "\\|")
+        taking = "all" if len(takers) == len(kinds) else ", ".join(takers)
+        field = f"`{row.suite}`" if row.suite else ""
+        yield f"| `{flag}` | {row.help} | {_verbs_in_words(row.verbs)} | {taking} | {field} |"
+
+
+def _verbs_in_words(verbs: Sequence[str]) -> str:
+    if {*FROM_MODEL} <= {*verbs}:
+        return "all" if RUN in verbs else f"all but `{RUN}`"
+    return ", ".join(f"`{verb}`" for verb in verbs)

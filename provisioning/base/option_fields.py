@@ -18,6 +18,8 @@ from provisioning.base.errors import UsageError
 T = TypeVar("T")
 SomeOptions = TypeVar("SomeOptions", bound="Options")
 METADATA = "option"
+IRRELEVANT = "irrelevant"
+"""Marks a field on which no cached result depends: a key is made of the others (ci/work/request.py)."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,8 @@ def option(
         suite=suite,
         decides_nothing=decides_nothing,
     )
-    # As `dataclasses.field`, which type checkers take for a value of the field's type.
-    return field(default=default, metadata={METADATA: row})
+    reason = {IRRELEVANT: decides_nothing} if decides_nothing else {}
+    return field(default=default, metadata={METADATA: row, **reason})
 
 
 def declared_options(kind: type[Options]) -> Mapping[str, Option]:
@@ -206,9 +208,3 @@ def suite_names(kind: type[Options], table: str) -> tuple[str, ...]:
     """The fields of a suite's `case` or `run` that a command line can name."""
     places = (row.suite.partition(".") for row in declared_options(kind).values())
     return tuple(own for place, _, own in places if place == table)
-
-
-def deciding_values(options: Options) -> dict[str, object]:
-    """The options on which a cached result depends, by the field's name."""
-    rows = declared_options(type(options)).items()
-    return {name: getattr(options, name) for name, row in rows if not row.decides_nothing}

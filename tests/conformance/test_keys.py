@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from ci.work.request import IRRELEVANT, File, files_below, key_of, sent
+from ci.work.request import File, files_below, key_of, sent
 from ci.work.request import Folder as ReadFolder
 from ci.work.results import CachedResults
+from provisioning.base.option_fields import IRRELEVANT
 from provisioning.base.settings import ROOT
 from tests.conformance.examples import Example, Folder
 

@@ -14,13 +14,14 @@ from ci.lanes.llm import verb as llm_verb
 from ci.lanes.llm.model_options import LlmOptions
 from ci.lanes.onnx import verb as onnx_verb
 from ci.model_commands import audit, compile, divergence, quantize
-from ci.one_model.model import CHECKPOINT, ONNX, PYTORCH, ModelLane, one_model_of
+from ci.one_model.model import CHECKPOINT, LANES, ONNX, PYTORCH, ModelLane, one_model_of
 from ci.one_model.options import AUDIT, COMPILE, DIVERGENCE, LANGUAGE_TIMEOUT, QUANTIZE
 from ci.suite.options import Choice, stage_options
 from ci.suite.suite_file import precision_text
 from ci.work.jobs import WorkOptions
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.option_fields import declared_options, suite_names
 from tests.support.journey_files import SUITE
 from tests.support.typed import parsed
 
@@ -126,6 +127,20 @@ def test_nothing_that_the_file_says_is_said_beside_it(tmp_path: Path, beside: st
     precision_file(tmp_path, "conv2d")
     with pytest.raises(ManifestError, match="precision_file"):
         programs_of(suite(tmp_path, f'precision_file = "net.precision.toml"\n{beside}'))
+
+
+@pytest.mark.parametrize("lane", LANES, ids=lambda lane: lane.models)
+@pytest.mark.parametrize("table", ["case", "run"])
+def test_what_an_option_says_a_suite_says_by_a_field_of_the_same_default(lane: ModelLane, table: str) -> None:
+    form = lane.suites
+    model, names = {"case": form.case, "run": form.run}[table], suite_names(lane.options, table)
+    known = model.model_fields
+    # A checkpoint is no case of a suite: its shipped suite trains a small one.
+    assert {*names} <= {*known} or (lane, table) == (CHECKPOINT, "case")
+    for row in declared_options(lane.options).values():
+        place, _, name = row.suite.partition(".")
+        if place == table and name in known and row.default and not known[name].is_required():
+            assert known[name].default == row.default
 
 
 @pytest.mark.parametrize(
