@@ -100,6 +100,9 @@ VERBS = {
     "sign_lpai": Verb("ci.signing.verb:SIGN_LPAI", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or check that it can be rebuilt bit for bit"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
+    "adopt": Verb(
+        "ci.github.adopt", "write the workflows that gate a repository's models in every pull request"
+    ),
     "github": Verb("ci.github", "run a part of a GitHub workflow: --help names them"),
 }
 

@@ -266,6 +266,10 @@ def example_findings(root: Path) -> list[Finding]:
         return [replace(finding, message=_named(finding.message, places)) for finding in findings]
 
 
+def _filled_in(text: str) -> str:
+    return re.sub("|".join(FILLED_IN), lambda match: FILLED_IN[match[0]], text)
+
+
 def _named(text: str, places: Mapping[str, str]) -> str:
     for path, where in places.items():
         text = text.replace(path, where)
@@ -280,12 +284,12 @@ def example_workflows(root: Path) -> Iterator[tuple[str, str]]:
         *(root / "docs").glob("*.md"),
         *(root / ".github").glob("actions/*/README.md"),
     ]
+    for file in (root / "manifests/workflow.yml", *sorted((root / "manifests/adopt").glob("qnn*.yml"))):
+        yield str(file.relative_to(root)), _filled_in(file.read_text(encoding="utf-8"))
     for page in sorted(pages):
         text, caller = page.read_text(encoding="utf-8"), ""
         for match in re.finditer(r"```yaml\n(.*?)```", text, re.DOTALL):
-            example = match[1]
-            for name, value in FILLED_IN.items():
-                example = example.replace(name, value)
+            example = _filled_in(match[1])
             where = f"{page.relative_to(root)}:{text.count(chr(10), 0, match.start(1)) + 1}"
             if example.startswith("name: "):
                 caller = caller or example

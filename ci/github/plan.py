@@ -20,7 +20,7 @@ from ci.github.run_stage import OF_A_VERB, set_outputs, summarise, variables_of
 from ci.github.verdict import Planned, PlannedJob
 from ci.lanes.registry import lane_named
 from ci.report.collect import GATE
-from ci.report.page import cell
+from ci.report.page import cell, code
 from ci.suite.options import Choice
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.command_line import Parser
@@ -88,6 +88,7 @@ class Caller:
 INPUTS = (
     *("OCCASION", "STAGES", "PROFILE", "SOC", "SUITE", "TAGS"),
     *("GATE_REQUIREMENTS", "EXECUTORCH", "RUNS_ON", "PREPARE", "VARIABLES", "JOBS", "TIMEOUT"),
+    "UNRELATED",
 )
 """What a call of gate.yml says of its work, in variables QNN_CI_…"""
 
@@ -100,6 +101,8 @@ MOST_SECONDS = MOST_MINUTES * 60
 NO_RUNNER = re.compile(r"(?:windows|macos)(?:\W.*)?|(?:.*\W)?(?:arm64|arm|aarch64)", re.IGNORECASE)
 """The label of a runner with a system or a processor that QNN's compiler does not run on."""
 
+MOST_LISTED = 100
+"""Of unrelated files."""
 READABLE = 60
 """At most so many characters of a call's name are for people."""
 
@@ -121,14 +124,17 @@ def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[di
 
 
 def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
-    """Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_STAGES, and what
-    `caller_of` reads."""
+    """Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_UNRELATED, QNN_CI_STAGES,
+    and what `caller_of` reads."""
     table = gate_table()
     occasion = environ.get("QNN_CI_OCCASION") or "gate"
     if occasion not in OCCASIONS:
         raise UsageError(f"QNN_CI_OCCASION={occasion}: expected one of {', '.join(OCCASIONS)}")
     base = environ.get("QNN_CI_BASE", "")
-    changes = None if occasion == "nightly" else changed_files(base)
+    if unrelated := unrelated_changes(environ, occasion, base):
+        return plan_nothing(unrelated, environ)
+    is_self = environ.get("QNN_CI_OWN", "true") == "true"
+    changes = changed_files(base) if is_self and occasion != "nightly" else None
     stages = environ.get("QNN_CI_STAGES", "")
     rows = named_only(table.row, stages)
     caller = caller_of(environ)
@@ -166,6 +172,29 @@ def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
     return 0
 
 
+def unrelated_changes(environ: Mapping[str, str], occasion: str, base: str) -> list[str]:
+    """The files that the calling repository's change has, if all are of QNN_CI_UNRELATED; else none."""
+    patterns = _several(environ, "QNN_CI_UNRELATED")
+    if not patterns or occasion == "nightly":
+        return []
+    files = changed_files(base, source_of(environ)) or []
+    return files if all(matches(file, patterns) for file in files) else []
+
+
+def plan_nothing(unrelated: Sequence[str], environ: Mapping[str, str]) -> int:
+    lines = [
+        "### Not run: only unrelated paths",
+        "",
+        *(f"- {code(file)}" for file in unrelated[:MOST_LISTED]),
+    ]
+    summarise("\n".join([*lines, "", ""]), environ)
+    sys.stdout.writelines(f"unrelated: {in_line(file)}\n" for file in unrelated)
+    planned = Planned(environ.get(RUN, ""), {}, {}, tuple(unrelated[:MOST_LISTED]))
+    begin = artifact_name("reports", call_name(environ))
+    set_outputs({"jobs": "[]", "artifacts": begin, "planned": planned.packed()}, environ)
+    return 0
+
+
 def report_of(job: Mapping[str, object]) -> str:
     """The stage whose report says how a job of the matrix ended."""
     stage, arguments = str(job["stage"]), str(job["arguments"])
@@ -197,7 +226,7 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
     """Read QNN_CI_PROFILE, QNN_CI_SOC, QNN_CI_TAGS, QNN_CI_SUITE (paths in the calling repository, which is
     the workspace's folder QNN_CI_SOURCE), and as `true` or not QNN_CI_OWN (the calling repository is this
     one) and QNN_CI_EXECUTORCH (it is a checkout of ExecuTorch)."""
-    source = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
+    source = source_of(environ)
     suites: dict[str, list[str]] = {}
     for name in _several(environ, "QNN_CI_SUITE"):
         file = source / name
@@ -229,6 +258,11 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         work=work_flags(environ),
         call=call_name(environ),
     )
+
+
+def source_of(environ: Mapping[str, str]) -> Path:
+    """Where the calling repository is checked out."""
+    return Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
 
 
 def work_flags(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.github.run_stage import annotate
+from ci.github.run_stage import annotate, summarise
 from ci.report.collect import report_in, rows_of
+from ci.report.page import code
 from ci.work.plain import as_json, read
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report, Severity
@@ -25,6 +26,7 @@ from provisioning.base.stage_run import RUN, StageRun
 
 MISSING, RED = "verdict-missing", "verdict-red"
 SUCCESS = "success"
+NOT_RUN = "Not run: only unrelated paths"
 MOST_BYTES = 64 << 20
 """Of the plan, unpacked."""
 
@@ -44,6 +46,8 @@ class Planned:
     jobs: Mapping[str, PlannedJob]
     programs: Mapping[str, Sequence[str]]
     """By stage: the programs that its reports must have, whichever job each is in."""
+    unrelated: tuple[str, ...] = ()
+    """The files that the change has, where no job is planned because of that."""
 
     def packed(self) -> str:
         """For a variable of a step: Linux takes at most 128 kB in one."""
@@ -76,9 +80,13 @@ def verdict(environ: Mapping[str, str]) -> int:
             fix="read the log of plan, then choose `Re-run all jobs`",
         )
     planned = unpacked(environ.get("QNN_CI_PLANNED", ""))
+    if not planned.jobs and planned.unrelated and lights == "skipped":
+        return not_run(planned.unrelated, environ)
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", ""))
     for rule, subject, message, fix in problems(planned, folder, environ.get(RUN, "")):
         stage.add(rule, Severity.ERROR, subject, message, fix)
+    if not planned.jobs:
+        stage.add(MISSING, Severity.ERROR, "plan", "no job is planned", "read the log of plan")
     if lights != SUCCESS and not stage.findings:
         message = f"all reports are green, and GitHub says that the jobs ended with {in_line(lights)}"
         stage.add(RED, Severity.ERROR, "jobs", message, "read the log of the job that is red")
@@ -90,6 +98,12 @@ def verdict(environ: Mapping[str, str]) -> int:
     counts = f"{plural(len(planned.jobs), 'job')} and {plural(programs, 'verdict')} on programs were planned"
     sys.stdout.write(f"{counts}: {len(report.findings) or 'no'} problems\n")
     return exit_code_of(good=report.outcome is Outcome.PASS)
+
+
+def not_run(unrelated: Sequence[str], environ: Mapping[str, str]) -> int:
+    sys.stdout.write(f"{NOT_RUN}\n" + "".join(f"  {in_line(file)}\n" for file in unrelated))
+    summarise("\n".join([f"### {NOT_RUN}", "", *(f"- {code(file)}" for file in unrelated), "", ""]), environ)
+    return 0
 
 
 Problem = tuple[str, str, str, str]

@@ -21,7 +21,8 @@ from provisioning.base.commands import add_flags, leave_out, session
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
 from provisioning.base.option_fields import suite_names
-from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, PLACEHOLDER, project
+from provisioning.base.origin import this_copy
+from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, PLACEHOLDER
 
 WORKFLOW = MANIFESTS / "workflow.yml"
 PIN = "@COMMIT # VERSION"
@@ -165,7 +166,7 @@ class Addition:
         repository = repository_of(self.path)
         inside = self.path.is_relative_to(repository)
         path = self.path.relative_to(repository) if inside else self.path.name
-        ours = project()
+        ours = this_copy()
         pin = f"@{ours.commit} # v{ours.version}" if ours.commit else PIN
         workflow = WORKFLOW.read_text(encoding="utf-8").replace("ci/models.toml", str(path))
         return workflow.replace(PLACEHOLDER, ours.name).replace(PIN, pin)

@@ -8,11 +8,11 @@ from provisioning.base.settings import ROOT
 
 WORKFLOW = """\
 name: QNN
-on: {{pull_request: {{}}, merge_group: {{}}, push: {{branches: [main]}}}}
+on: {{pull_request: {{}}, merge_group: {{}}, push: {{branches: [main]}}, workflow_dispatch: {{}}}}
 permissions: {{}}
 jobs:
   qnn:
-    permissions: {{{permissions}}}
+    permissions: {{{permissions}}} # to list the caches of your default branch, and to check it out
     uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT # VERSION
     with:
       suite: ci/models.toml

@@ -26,11 +26,12 @@ FACTS = {
     "between": ("array", "divergence: the two nodes between which a search was whose time was over"),
     "cuts": ("object", "divergence: SQNR by the node that was measured"),
     "delegates": ("array", "inspect of a program: its context binaries"),
+    "edited": ("array", "adopt: the files that somebody has written otherwise, and that stay"),
     "failed": ("object", "divergence: why a program gave no figure, by the node that it ends at"),
     "file": ("string", "inspect: what was read"),
     "files": (
         "array",
-        "repair, tune: what was written; signing: each with its signature, or what was verified",
+        "adopt, repair, tune: what was written; signing: each with its signature, or what was verified",
     ),
     "first": (("object", "null"), "divergence: the operator that differs, with line and operands"),
     "fix": ("string", "forecast: what to do where forecasts are withheld"),

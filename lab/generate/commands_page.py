@@ -39,6 +39,7 @@ TASKS = {
         "test_llm": "llm.md#language-models-in-a-suite",
         "report": "suites.md#reports",
         "matrix": "suites.md#split-a-suite-into-jobs",
+        "adopt": "github.md",
         "github": "github.md",
     },
     "Failures": {"diagnose": "start.md#explain-a-failure", "validate": "checks.md"},

@@ -149,5 +149,8 @@ def project(root: Path = ROOT) -> Project:
         urls = dict(line.split(", ", 1) for line in copy.metadata.get_all("Project-URL") or ())
         origin = json.loads(copy.read_text("direct_url.json") or "{}")
         commit = origin.get("vcs_info", {}).get("commit_id", "")
-        return Project(copy.version, urls.get("Repository", ""), commit)
+        address = str(origin.get("url", "")).removesuffix(".git")
+        if not commit or not address.startswith("https://"):
+            address = urls.get("Repository", "")
+        return Project(copy.version, address, commit)
     return Project("unknown", "")

@@ -178,6 +178,7 @@ FILES = {
     "llm.toml": f"schema = 2\n[case.tiny]\nperplexity = 14\n{RUN.format('llm', 'fp16')}",
 }
 SMOKE: dict[str, tuple[str, int, set[str]]] = {
+    "adopt": ("--suite of/models.toml", 0, {"files", "edited"}),
     "build_android": ("", 3, set()),
     "build_linux_arm64": ("", 3, set()),
     "build_x86": ("", 3, set()),

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,36 @@ def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: 
     minutes = {job["name"]: job["minutes"] for job in planned({**adopter, **large}, split)}
     assert minutes.pop("lint") == gate_table().row["lint"].minutes, "it is not about the suite"
     assert minutes == {f"lowering {n}/100": 360 for n in range(1, 101)}, "GitHub ends any after six hours"
+
+
+@pytest.mark.parametrize(
+    ("changed", "patterns", "runs"),
+    [
+        (["docs/x.md", "README.md"], "docs/**, *.md", False),
+        (["docs/x.md", "ci/net.py"], "docs/**, *.md", True),
+        (["docs/x.md"], "docs/*", False),
+        (["docs/a/x.md"], "docs/*", True),
+        (["docs/x.md"], "", True),
+        ([], "**", True),
+    ],
+)
+def test_a_change_of_unrelated_files_alone_starts_no_job(
+    adopter: dict[str, str], changed: list[str], patterns: str, runs: bool
+) -> None:
+    source = Path(adopter["GITHUB_WORKSPACE"], "source")
+    git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@example"]
+    subprocess.run(["git", "init", "-q", str(source)], check=True)
+    for message in ("before", "change"):
+        for command in (["add", "-A"], ["commit", "-qm", message, "--allow-empty"]):
+            subprocess.run([*git, *command], check=True)
+        for name in changed if message == "before" else ():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_text("changed")
+    environ = {**adopter, "QNN_CI_BASE": "HEAD~1", "QNN_CI_UNRELATED": patterns}
+    assert plan.plan(environ) == 0
+    outputs = pairs(Path(environ["GITHUB_OUTPUT"]))
+    assert (json.loads(outputs["jobs"]) != []) == runs
+    assert unpacked(outputs["planned"]).unrelated == (() if runs else tuple(sorted(changed)))
 
 
 def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_of_their_own(

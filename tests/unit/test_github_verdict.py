@@ -174,6 +174,31 @@ def test_without_a_plan_nothing_is_green(run: Job, light: str) -> None:
         run.give()
 
 
+NOTHING = Planned("7.1", {}, {}, ("docs/x.md", "docs/<b>y.md"))
+
+
+def test_a_change_of_unrelated_files_is_green_with_their_list_though_no_job_ran(
+    run: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.reports.clear()
+    run.planned, run.jobs = NOTHING.packed(), "skipped"
+    assert run.give() == 0
+    assert "docs/x.md" in capfd.readouterr().out and "<b>" not in (run.folder / "summary").read_text()
+
+
+@pytest.mark.parametrize("light", ["success", "failure", "cancelled", ""])
+@pytest.mark.parametrize("planned", [NOTHING, replace(NOTHING, unrelated=())])
+def test_without_jobs_nothing_else_is_green(run: Job, light: str, planned: Planned) -> None:
+    run.reports.clear()
+    run.planned, run.jobs = planned.packed(), light
+    assert run.give() == 1
+
+
+def test_an_empty_plan_is_red_if_nothing_was_unrelated(run: Job) -> None:
+    run.planned, run.jobs = replace(NOTHING, unrelated=()).packed(), "skipped"
+    assert run.give() == 1
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "e30="])
 def test_a_plan_that_cannot_be_read_is_no_plan(run: Job, text: str) -> None:
     run.planned = text
