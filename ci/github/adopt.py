@@ -8,7 +8,7 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
 from provisioning.base.files import replace_text, repository_of
 from provisioning.base.origin import this_copy
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import MANIFESTS, PLACEHOLDER
+from provisioning.base.settings import MANIFESTS, PLACEHOLDER, Selection
 
 EXAMPLES = """\
   qnn-ci adopt
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     names = [suite.resolve().relative_to(top.resolve()).as_posix() for suite in suites]
     adoption = Adoption(names, selection.named_socs, branch_of(top))
     edited = [name for name, text in adoption.texts().items() if not _write(top / name, name, text)]
-    jobs = list(_jobs(suites, selection.named_socs, selection.profile))
+    jobs = list(_jobs(suites, selection))
     sys.stdout.write(costs_of(jobs))
     sys.stdout.write("next: commit them, and require the check `qnn / verdict` in the branch protection\n")
     if adoption.is_open:
@@ -157,23 +157,15 @@ def _write(path: Path, name: str, text: str) -> bool:
     return False
 
 
-def _jobs(suites: Sequence[Path], socs: Sequence[str], profile: str) -> Iterator[Job]:
+def _jobs(suites: Sequence[Path], selection: Selection) -> Iterator[Job]:
     """What is compiled, and how long one core takes for it."""
-    from ci.github.plan import SUITES
-    from ci.lanes.executorch.stage import jobs_of as executorch_jobs
-    from ci.lanes.onnx.stage import jobs_of as onnx_jobs
+    from ci.lanes.registry import lane_named
+    from ci.suite.options import Choice
     from ci.suite.suite_file import lanes_of
 
-    lengths: Mapping[str, Callable[..., Mapping[str, Job]]] = {
-        "executorch": executorch_jobs, "onnx": onnx_jobs,
-    }  # fmt: skip
     for lane in dict.fromkeys(lane for suite in suites for lane in lanes_of(suite)):
-        own = [suite for suite in suites if lane in lanes_of(suite)]
-        programs = SUITES[lane].all_programs(own, socs, profile=profile)
-        if lane in lengths:
-            yield from {job.name: job for job in lengths[lane](programs).values()}.values()
-        else:
-            yield from (Job(program.name, 600.0) for program in programs)
+        own = tuple(suite.absolute() for suite in suites if lane in lanes_of(suite))
+        yield from lane_named(lane).lane.chosen_jobs(Choice(suites=own), selection)
 
 
 def costs_of(jobs: Sequence[Job]) -> str:
