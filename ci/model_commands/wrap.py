@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.command_line import add_timeout
+from ci.one_model.options import OF_MACHINE, OF_PLACE
+from provisioning.base.command_line import TIMEOUT, duration
 from provisioning.base.errors import UsageError
+from provisioning.base.option_fields import Options, add_options, option, read_options
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 
@@ -16,17 +19,43 @@ EXAMPLES = """\
 """
 
 
+@dataclass(frozen=True)
+class WrapOptions(Options):
+    output: Path = option(
+        Path(),
+        "--output",
+        "the program",
+        letter="-o",
+        metavar="FILE.pte",
+        parse=Path,
+        verbs=("wrap",),
+        required=("wrap",),
+        unprinted=OF_PLACE,
+        decides_nothing="a wrapped context is not cached",
+    )
+    timeout: float = option(
+        TIMEOUT,
+        "--timeout",
+        f"end it after S seconds [{TIMEOUT:g}]",
+        metavar="S",
+        parse=duration,
+        verbs=("wrap",),
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("context", type=Path, metavar="CONTEXT.bin", help="a QNN context binary")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.pte", help="the program")
+    add_options(parser, "wrap", {"": WrapOptions})
     add_selection(parser)
-    add_timeout(parser, "it")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.output.is_dir():
-        raise UsageError(f"{args.output} is a directory", fix="name a file with -o")
-    return _wrap(args.context, args.output, selection_of(args), args.timeout)
+    options = read_options(WrapOptions, args)
+    if options.output.is_dir():
+        raise UsageError(f"{options.output} is a directory", fix="name a file with -o")
+    return _wrap(args.context, options.output, selection_of(args), options.timeout)
 
 
 def _wrap(context: Path, output: Path, selection: Selection, timeout: float) -> int:

@@ -22,7 +22,7 @@ from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
 from provisioning.base.option_fields import suite_names
 from provisioning.base.origin import this_copy
-from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, PLACEHOLDER
+from provisioning.base.settings import MANIFESTS, PLACEHOLDER, profile_flags
 
 WORKFLOW = MANIFESTS / "workflow.yml"
 PIN = "@COMMIT # VERSION"
@@ -152,7 +152,7 @@ class Addition:
         is_new = not self.path.is_file()
         text, run = self._extended(fields)
         replace_text(self.path, text)
-        profile = [] if self.profile == DEFAULT_PROFILE else ["--profile", self.profile]
+        profile = profile_flags(self.profile)
         stage, name = self.suites.stages[-1], f"{self.case_name}/{run.name}/"
         command = session(stage, "--suite", self.path, "-k", name, *profile, "--accept")
         sys.stdout.write(

@@ -36,7 +36,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import add_options, option_words, read_options, require_taken
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import Selection, profile_flags
+from provisioning.base.settings import Selection, selection_flags
 
 SomeOptions = TypeVar("SomeOptions", bound=ModelOptions)
 
@@ -139,8 +139,8 @@ class OneModel:
 
     def command(self, verb: str, soc: str, *more: str) -> Fix:
         """The command that does something else with the same model, for this chip."""
-        profile = profile_flags(self.selection.profile)
-        return session(verb, self.typed, "--soc", soc, *profile, *option_words(self.options, verb), *more)
+        flags = selection_flags(self.selection, soc)
+        return session(verb, self.typed, *flags, *option_words(self.options, verb), *more)
 
     @property
     def traits(self) -> tuple[str, ...]:

@@ -63,6 +63,12 @@ def profile_flags(profile: str, environ: Mapping[str, str] = os.environ) -> list
     return [] if profiles == {DEFAULT_PROFILE} else ["--profile", profile]
 
 
+def selection_flags(selection: Selection, soc: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The flags with which a command selects the same for this chip. Store and reports decide no result."""
+    executorch = ["--executorch", selection.executorch] if selection.executorch else []
+    return ["--soc", soc, *profile_flags(selection.profile, environ), *executorch]
+
+
 def user_path(text: str | Path, name: str, base: str = "") -> Path:
     """A path as the user wrote it, `~` expanded; a relative one begins in `base`. `name` is for errors."""
     if not str(text):

@@ -23,7 +23,7 @@ from provisioning.base.command_line import Parser, count, duration, module_of
 from provisioning.base.commands import Fix
 from provisioning.base.option_fields import Option, declared_options, read_options, suite_values
 from provisioning.base.selection import selection_of
-from provisioning.base.settings import Selection, profile_names
+from provisioning.base.settings import WHEEL, Selection, profile_names
 
 TYPED = {"PyTorch models": "net.py:make", "ONNX models": "net.onnx"}
 # argparse drops a value of two dashes.
@@ -87,6 +87,7 @@ SELECTIONS = st.builds(
     st.sampled_from(["SM8650", "SM8750", "SA8295"]),
     st.just(Path("store")),
     st.just(Path("reports")),
+    executorch=st.sampled_from(["", WHEEL]),
 )
 
 
@@ -178,4 +179,5 @@ def test_a_command_for_one_model_parses_back_to_the_options_it_came_from(
     expected = wanted(tried, verb)
     assert replace(again.options, output=None) == expected
     assert (again.typed, again.lane) == (tried.typed, lane)
-    assert (again.selection.profile, again.selection.socs) == (tried.selection.profile, tried.selection.socs)
+    before, after = tried.selection, again.selection
+    assert (after.profile, after.socs, after.executorch) == (before.profile, before.socs, before.executorch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -23,7 +23,7 @@ from ci.lanes.llm.genie import (
     setting,
     sizes_of,
 )
-from ci.lanes.llm.model_options import LlmOptions
+from ci.lanes.llm.model_options import CheckOptions, LlmOptions
 from ci.lanes.llm.orders import (
     EXECUTORCH,
     GENIE,
@@ -123,41 +123,28 @@ def compiled_in(folder: Path) -> CompileOrder:
 # Is it the same model?
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    model: Path
-    text: Path
-    checkpoint: Path | None
-    tokens: int
-    on: str
-    limits: Mapping[str, float]
-    """The user's own, by figure."""
-    timeout: float
-    selection: Selection
-
-
-def check_model(options: CheckOptions) -> int:
+def check_model(compiled: Path, selection: Selection, options: CheckOptions) -> int:
+    """Compare what was compiled with the float model."""
     stage = StageRun("check", "", "", session("check", *sys.argv[2:]))
-    reports, name = options.selection.reports, options.model.absolute().name
-    with stage.reported(reports, "llm-refused", name):
-        prepared(options).all(stage)
-    return stage.close(reports)
+    with stage.reported(selection.reports, "llm-refused", compiled.absolute().name):
+        prepared(compiled, selection, options).all(stage)
+    return stage.close(selection.reports)
 
 
-def prepared(options: CheckOptions) -> Check:
-    """Refuses what cannot be checked before any worker starts."""
-    order = compiled_in(options.model)
+def prepared(compiled: Path, selection: Selection, options: CheckOptions) -> Check:
+    """Refuse what cannot be checked before any worker starts."""
+    order = compiled_in(compiled)
     out, record = Path(order.into), record_of(Path(order.into))
     folder = (options.checkpoint or Path(order.model)).absolute()
     if not folder.is_dir():
         raise UsageError(
-            f"{folder}, from which {options.model} was compiled, is not there",
+            f"{folder}, from which {compiled} was compiled, is not there",
             fix="name where the checkpoint is now: --checkpoint FOLDER",
         )
     order = replace(order, model=str(folder))
     if not options.text.is_file():
         raise UsageError(f"--text {options.text}: there is no such file", fix="name a text file")
-    if files := changed_files(out, record, options.selection.store):
+    if files := changed_files(out, record, selection.store):
         raise CheckFailed(f"{out / files[0]} is not what compile wrote", fix="compile it again")
     fills_context = True
     if order.through == GENIE and options.on == "both":
@@ -167,13 +154,15 @@ def prepared(options: CheckOptions) -> Check:
     prefixes = max(4, options.tokens // TOKENS_OF_PREFIX)
     shape = read_architecture(folder)
     text = judged_text(order, shape, options.text, options.tokens, prefixes, fills_context=fills_context)
-    return Check(options, record, order, text)
+    return Check(compiled.absolute().name, selection, options, record, order, text)
 
 
 @dataclass(frozen=True)
 class Check:
     """A compiled checkpoint, and the text by which it is judged."""
 
+    name: str
+    selection: Selection
     options: CheckOptions
     record: Record
     order: CompileOrder
@@ -185,14 +174,14 @@ class Check:
         return self.order.through == GENIE and self.options.on == "both"
 
     def all(self, stage: StageRun) -> None:
-        options, order, name = self.options, self.order, self.options.model.absolute().name
+        options, order, name, store = self.options, self.order, self.name, self.selection.store
 
         def add(rule: str, messages: Iterable[str], fix: str, severity: Severity = Severity.ERROR) -> None:
             stage.findings += [Finding(rule, severity, name, message, fix) for message in messages]
 
         if self.by_genie:
             add("llm-text", self._tokenizer_problems(), "report it with the checkpoint's tokenizer.json")
-        source = source_of(order, options.selection.store)
+        source = source_of(order, store)
         names = sorted({*source, *self.record.source})
         changes = [file for file in names if source.get(file) != self.record.source.get(file)]
         if changes:
@@ -228,9 +217,9 @@ class Check:
 
     def _measure(self) -> MeasuredProgram:
         options, order = self.options, self.order
-        timeout, logs = options.timeout, options.selection.reports.absolute() / "llm"
+        timeout, logs = options.timeout, self.selection.reports.absolute() / "llm"
         measure = MeasureOrder(compiled=order, text=self.text, timeout=timeout)
-        with ask_worker(order.through, options.selection, logs, timeout) as ask:
+        with ask_worker(order.through, self.selection, logs, timeout) as ask:
             return measure_program(ask, measure, self.record.size, logits=options.on == "both")
 
 

@@ -1,14 +1,16 @@
-"""The options of the commands for a checkpoint of a language model. Imports nothing heavy."""
+"""The options of the commands for a language model. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from ci.one_model.named_files import require_file
-from ci.one_model.options import COMPILE, RUN, ModelOptions
-from provisioning.base.command_line import count
-from provisioning.base.option_fields import option
+from ci.one_model.options import COMPILE, LANGUAGE_TIMEOUT, OF_MACHINE, RUN, ModelOptions
+from provisioning.base.command_line import count, duration
+from provisioning.base.option_fields import Options, option
+from provisioning.base.settings import MANIFESTS
 
 TOKENS = 32
 """So many a run adds at most, where --tokens names no number."""
@@ -97,3 +99,72 @@ class LlmOptions(ModelOptions):
 
 
 OPTIONS = LlmOptions
+
+
+CHECK = ("check",)
+HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
+"""Ours, which no model was trained on when it was written."""
+LIMITS = "limits, beside those of the precision"
+
+
+@dataclass(frozen=True)
+class CheckOptions(Options):
+    """What `check` compares a compiled language model by."""
+
+    text: Path = option(
+        HELD_OUT,
+        "--text",
+        "a text that did not calibrate it [one of qnn-ci's own]",
+        metavar="FILE",
+        parse=Path,
+        verbs=CHECK,
+    )
+    checkpoint: Path | None = option(
+        None,
+        "--checkpoint",
+        "the float model [the one that was compiled]",
+        metavar="FOLDER",
+        parse=Path,
+        verbs=CHECK,
+    )
+    tokens: int = option(
+        1000, "--tokens", "tokens of the text to read [1000]", metavar="N", parse=count, verbs=CHECK
+    )
+    on: str = option(
+        "both",
+        "--on",
+        "parts: judge each part by itself, and nothing else, and print them all",
+        choices=("both", "parts"),
+        verbs=CHECK,
+    )
+    top1: float | None = option(None, "--top1", "", metavar="X", parse=float, verbs=CHECK, group=LIMITS)
+    perplexity_ratio: float | None = option(
+        None, "--perplexity-ratio", "", metavar="X", parse=float, verbs=CHECK, group=LIMITS
+    )
+    divergence: float | None = option(
+        None, "--divergence", "", metavar="X", parse=float, verbs=CHECK, group=LIMITS
+    )
+    divergence_99: float | None = option(
+        None, "--divergence-99", "", metavar="X", parse=float, verbs=CHECK, group=LIMITS
+    )
+    timeout: float = option(
+        LANGUAGE_TIMEOUT,
+        "--timeout",
+        f"end the run after S seconds [{LANGUAGE_TIMEOUT:g}]",
+        metavar="S",
+        parse=duration,
+        verbs=CHECK,
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The user's own, by figure."""
+        limits = {
+            "top1": self.top1,
+            "perplexity_ratio": self.perplexity_ratio,
+            "divergence": self.divergence,
+            "divergence_99": self.divergence_99,
+        }
+        return {name: limit for name, limit in limits.items() if limit is not None}

@@ -48,6 +48,7 @@ from ci.work.plain import read
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import ToolkitError, UsageError
+from provisioning.base.settings import profile_flags
 from provisioning.base.units import seconds, size
 
 PART = 1 << 30
@@ -228,9 +229,11 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     genie = order.through == GENIE
     content = f"{facts.binaries} binaries" if genie else "a program"
     costs = f"{seconds(result.facts['cpu_seconds'])} of a core and {size(result.facts['peak'])} of memory"
+    # Genie is in the environment of this command; ExecuTorch's program runs with the profile's QNN.
+    profile = [] if genie else profile_flags(model.selection.profile)
     words = [
         f"{output}: {content}, {size(facts.size)}, {costs}; see its README.md",
-        f"try it: {session('run', output, 'The answer is')}",
+        f"try it: {session('run', output, 'The answer is', *profile)}",
     ]
     return Product({**files, "README.md": readme_of(order), RECORD: record.as_text()}, words, stale=stale)
 
