@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 from ci.__main__ import VERBS
 from ci.diagnose.logs import of_number, read
 from ci.diagnose.rules import code_named, failure_rules
+from provisioning.base import toml
 from provisioning.base.command_line import main
+from provisioning.base.settings import MANIFESTS
 from provisioning.known_faults import load_faults
 
 HEALTHY = Path(__file__).with_name("healthy_logs.txt")
@@ -40,6 +43,12 @@ def test_each_rule_explains_its_own_example_first(part: int) -> None:
     """Of all, which takes a second for a hundred of them, every night."""
     names = [*failure_rules()][::part]
     assert {name: first(failure_rules()[name].example) for name in names} == {name: name for name in names}
+
+
+def test_no_two_rules_have_one_name() -> None:
+    files = sorted((MANIFESTS / "diagnose").glob("*.toml"))
+    names = [row["id"] for file in files for row in toml.loads(file.read_text(encoding="utf-8"))["rule"]]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_rules_name_rules_that_are_there_and_do_not_silence_each_other() -> None:
