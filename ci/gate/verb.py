@@ -75,6 +75,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
+    group.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="of each lane the I-th of N parts of equal length, as one of N machines",
+    )
     work = parser.add_argument_group("how the stages of a suite work")
     work.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     work.add_argument(
@@ -97,6 +102,9 @@ def run(args: argparse.Namespace) -> int:
         if stage.name in names:
             # One that cannot be made ends the gate before its first stage.
             interpreter_of(stage)
+    if args.shard:
+        tags = args.tag or ([] if args.suite else [TAG])
+        stages = in_shard(stages, args.shard, args.suite, tags, selection_of(args))
     suites, tags = repeated("--suite", args.suite), repeated("--tag", args.tag)
     timeout = f"{args.timeout:g}" if args.timeout else None
     work = [*repeated("--jobs", [args.jobs]), *repeated("--timeout", [timeout])]
@@ -123,6 +131,36 @@ def with_lanes(
             flags = (*stage.flags, *repeated("--suite", of_lane))
             gate_stages.append(stage.model_copy(update={"flags": flags}))
     return gate_stages
+
+
+def in_shard(
+    stages: Sequence[GateStage],
+    text: str,
+    suites: Sequence[Path],
+    tags: Sequence[str],
+    selection: Selection,
+) -> list[GateStage]:
+    """The stages for one of several machines. A lane that has nothing for this one is left out."""
+    from ci.lanes.registry import lane_named
+    from ci.suite.options import Choice, parse_shard, shard
+    from ci.suite.suite_file import lanes_of
+
+    index, count = parse_shard(text)
+    own_stages = []
+    for stage in stages:
+        if stage.lane:
+            own = tuple(suite.absolute() for suite in suites if stage.lane in lanes_of(suite.absolute()))
+            jobs = lane_named(stage.lane).lane.chosen_jobs(Choice(suites=own, tags=tuple(tags)), selection)
+            if not shard(jobs, index, count):
+                continue
+        flags = (*stage.flags, "--shard", text) if stage.lane else stage.flags
+        own_stages.append(stage.model_copy(update={"flags": flags}))
+    if not any(stage.lane for stage in own_stages):
+        raise UsageError(
+            f"--shard {text}: no program is left for this part",
+            fix=Fix("{}, which makes no empty parts", ("matrix",)),
+        )
+    return own_stages
 
 
 def run_gate(

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import os
+import math
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
-from ci.github.matrix import configure, matrix_for
 from ci.github.run_stage import OF_A_VERB, set_outputs, summarise, variables_of
 from ci.github.verdict import Planned, PlannedJob
-from ci.lanes.registry import lane_named
+from ci.lanes.registry import lane_named, lanes_by_stage
 from ci.report.collect import GATE
 from ci.report.page import cell, code
 from ci.suite.options import Choice
-from ci.suite.suite_file import lanes, lanes_of
-from provisioning.base.command_line import Parser
+from ci.suite.suite_file import lanes_of
+from ci.work.jobs import Job
 from provisioning.base.commands import captured, repeated
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.foreign import in_line
-from provisioning.base.option_fields import read_options
 from provisioning.base.selection import chip_named
-from provisioning.base.settings import DEFAULT_PROFILE, ROOT
+from provisioning.base.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_SOC,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    reports_path,
+    store_path,
+)
 from provisioning.base.stage_run import RUN
 
 OCCASIONS = ("gate", "nightly")
 EXECUTORCH = "executorch"
-"""The lane of the rows with `suite`, and of those for which no suite says another."""
+"""The lane of our shipped suite that pull requests run."""
+
+WORTH_A_JOB = 1200
+"""Seconds of one core's work: less does not pay for one more runner of two cores, which takes minutes to be
+ready and is billed for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +56,10 @@ class Caller:
     """Whether it is a checkout of ExecuTorch."""
     is_self: bool = True
     """Whether it is this one."""
-    suites: tuple[str, ...] = ()
-    """The caller's suites of that lane, as paths from its root."""
+    suites: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By lane, the caller's suites that have programs of it, as paths from its root."""
     source: Path = ROOT
     """Where it is checked out."""
-    stage_suites: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The caller's suites of other lanes, by stage."""
     tags: tuple[str, ...] = ()
     socs: str = ""
     shards: int = 0
@@ -64,9 +71,17 @@ class Caller:
     call: str = ""
     """Names this call of the gate: another one in the same workflow has another name."""
 
-    def suites_of(self, row: CiJob) -> Sequence[str]:
-        """The suites of another lane that the row runs in place of ours."""
-        return self.stage_suites.get(row.stage, ()) if row.when == "gate" else ()
+    def lanes_of(self, row: CiJob) -> Sequence[str]:
+        """The lanes whose programs a job of this row runs of the caller's suites, or of our shipped one."""
+        if row.stage == GATE:
+            return [*(self.suites or (EXECUTORCH,))] if row.suite else []
+        head = lanes_by_stage().get(row.stage)
+        has_suite = head is not None and (head.name in self.suites or (row.suite and not self.suites))
+        return [head.name] if head and has_suite else []
+
+    def suites_of(self, row: CiJob) -> list[str]:
+        """The caller's suites that the row runs; none if it runs one of ours."""
+        return list(dict.fromkeys(file for lane in self.lanes_of(row) for file in self.suites.get(lane, ())))
 
     def missing_input(self, row: CiJob) -> str:
         """What the row needs and this repository does not give; empty if it gives all."""
@@ -80,9 +95,9 @@ class Caller:
         """Whether the row is about this repository: another one has those of its suites and of its tree."""
         if self.is_self:
             return True
-        if row.executorch or row.suite:
-            return self.executorch if row.executorch else bool(self.suites)
-        return bool(self.suites_of(row)) or not row.own
+        if row.executorch:
+            return self.executorch
+        return not row.own and bool(self.suites or not row.suite)
 
 
 INPUTS = (
@@ -106,24 +121,24 @@ MOST_LISTED = 100
 READABLE = 60
 """At most so many characters of a call's name are for people."""
 
-Matrix = Callable[[int, Sequence[str], Caller], Sequence[Mapping[str, object]]]
-"""At most so many shards, the flags of the jobs and who calls give the entries of a matrix."""
-
-Shards = Callable[[int], Sequence[Mapping[str, object]]]
-"""The entries of the suite, in at most so many shards and in as few as are worth a job."""
+Lengths = Callable[[str, Sequence[Path], Sequence[str], Caller], Sequence[Job]]
+"""The work of a lane on the programs of these suites with these tags, as expected."""
 
 
-def matrix_entries(shards: int, flags: Sequence[str], caller: Caller) -> list[dict[str, object]]:
-    parser = Parser()
-    configure(parser)
-    args = parser.parse_args(["--shards", str(shards), *flags])
-    environ = {**os.environ, "QNN_CI_SOC": caller.socs, "QNN_CI_PROFILE": caller.profile}
-    suites = tuple(caller.source / suite for suite in caller.suites)
-    choice = replace(read_options(Choice, args), suites=suites)
-    return matrix_for(args, environ, choice, flags)["include"]
+def lengths_of(lane: str, suites: Sequence[Path], tags: Sequence[str], caller: Caller) -> list[Job]:
+    socs = tuple(chip_named(soc) for soc in caller.socs.split(",") if soc)
+    selection = Selection(
+        profile=caller.profile,
+        target=DEFAULT_TARGET,
+        soc=(*socs, DEFAULT_SOC)[0],
+        store=store_path(),
+        reports=reports_path(),
+        named_socs=socs,
+    )
+    return lane_named(lane).lane.chosen_jobs(Choice(suites=tuple(suites), tags=tuple(tags)), selection)
 
 
-def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
+def plan(environ: Mapping[str, str], lengths: Lengths = lengths_of) -> int:
     """Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_UNRELATED, QNN_CI_STAGES,
     and what `caller_of` reads."""
     table = gate_table()
@@ -141,16 +156,9 @@ def plan(environ: Mapping[str, str], matrix: Matrix = matrix_entries) -> int:
     variables_of(environ.get("QNN_CI_VARIABLES", ""))
     refuse_runners(environ.get("QNN_CI_RUNS_ON", ""))
     choice, reasons = choose(table, rows, occasion, changes, caller, explicit=bool(stages.strip()))
-    flags = suite_flags(occasion, caller)
-    shards = functools.cache(lambda most: matrix(most, flags, caller))
     if not stages.strip():
-        merge(choice, reasons, lambda most: shards(caller.shards or most))
-    jobs = []
-    for name, row in choice.items():
-        entries = list(jobs_of(name, row, caller, flags, shards))
-        if not entries:
-            reasons[name] = "left out: the suite has no program for it"
-        jobs += entries
+        merge(choice, reasons)
+    jobs = [job for name, row in choice.items() for job in jobs_of(name, row, caller, occasion, lengths)]
     for name, why in reasons.items():
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
     begin = artifact_name("reports", caller.call)
@@ -205,13 +213,11 @@ def programs_of(rows: Iterable[CiJob], occasion: str, caller: Caller) -> dict[st
     """By stage: the programs that the rows' jobs have to come to a verdict on."""
     programs: dict[str, list[str]] = {}
     for row in rows:
-        if row.suite:
-            tags = tags_of(occasion, caller)
-            stages = lanes()[EXECUTORCH].stages if row.stage == GATE else (row.stage,)
-            programs |= dict.fromkeys(stages, names_of(EXECUTORCH, caller.suites, tags, caller))
-        elif suites := caller.suites_of(row):
-            lane = next(name for name, fields in lanes().items() if row.stage in fields.stages)
-            programs[row.stage] = names_of(lane, suites, caller.tags, caller)
+        for lane in caller.lanes_of(row):
+            tags = tags_of(row, occasion, caller)
+            names = names_of(lane, caller.suites.get(lane, ()), tags, caller)
+            stages = lane_named(lane).head.stage_names if row.stage == GATE else (row.stage,)
+            programs |= dict.fromkeys(stages, names)
     return programs
 
 
@@ -243,14 +249,12 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
             )
         for lane in lanes_of(file):
             suites.setdefault(lane, []).append(name)
-    own = tuple(suites.pop(EXECUTORCH, ()))
     return Caller(
         profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
         executorch=environ.get("QNN_CI_EXECUTORCH") == "true",
         is_self=environ.get("QNN_CI_OWN", "true") == "true",
-        suites=own,
+        suites=suites,
         source=source,
-        stage_suites={stage: files for lane, files in suites.items() for stage in lanes()[lane].stages},
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
         shards=_number(environ, "QNN_CI_SHARDS", "shards", 1, 100),
@@ -359,9 +363,6 @@ def choose(
         if need:
             reasons[name] = f"left out: needs {need}"
             continue
-        if row.replaces and (explicit or caller.is_self):
-            reasons[name] = f"left out: it stands for {', '.join(row.replaces)}"
-            continue
         ignored = table.ignored_by(row)
         cause = next((file for file in changes or () if not matches(file, ignored)), "")
         if waits:
@@ -379,48 +380,38 @@ def choose(
     return choice, reasons
 
 
-def merge(choice: dict[str, CiJob], reasons: dict[str, str], shards: Shards) -> None:
-    """One job where another machine takes longer to be ready than it would work."""
-    for name, row in [(name, row) for name, row in choice.items() if row.replaces]:
-        counts = [choice[part].suite for part in row.replaces if part in choice and choice[part].suite]
-        one_job = bool(counts) and len(shards(max(counts))) == 1
-        for loser in row.replaces if one_job else (name,):
+def merge(choice: dict[str, CiJob], reasons: dict[str, str]) -> None:
+    """One job where several would each set up a runner for the same work."""
+    for name, row in list(choice.items()):
+        for loser in row.replaces:
             if choice.pop(loser, None):
-                reasons[loser] = (
-                    f"left out: the job {name} does it" if one_job else "left out: too much for one job"
-                )
+                reasons[loser] = f"left out: the job {name} does it"
 
 
 def jobs_of(
-    name: str, row: CiJob, caller: Caller, flags: Sequence[str], shards: Shards
+    name: str, row: CiJob, caller: Caller, occasion: str, lengths: Lengths
 ) -> Iterator[dict[str, Metric]]:
     """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
-    parts = [("", row.arguments)]
-    if row.replaces:
-        # The gate's `provision` would take the components of all targets.
-        # Other lanes have jobs of their own.
-        skips = repeated("--skip", caller.stage_suites)
-        parts = [("", shlex.join(["--target", row.targets, *flags, *caller.work, *skips]))]
-    elif suites := caller.suites_of(row):
-        own = [*_flags_of(suites, caller.tags), *caller.work]
-        parts = _in_shards(shlex.join(own), caller.shards)
-    elif row.suite:
-        most = caller.shards or row.suite
-        work = shlex.join(caller.work)
-        parts = [(f" {entry['shard']}", f"{entry['arguments']} {work}") for entry in shards(most)]
+    lanes, suites, tags = caller.lanes_of(row), caller.suites_of(row), tags_of(row, occasion, caller)
+    if lanes:
+        # The gate's `provision` would take the components of all targets, and only one lane needs the runner.
+        of_gate = ["--target", row.targets] if row.stage == GATE else []
+        skips = ["--skip", "build_runner"] if row.stage == GATE and EXECUTORCH not in lanes else []
+        own = [*repeated("--suite", suites), *repeated("--tag", tags), *caller.work]
+        shards = shards_of(lanes, caller.shards or row.suite or row.shards, caller, tags, lengths)
+        parts = _in_shards(shlex.join([*of_gate, *own, *skips]), shards)
     else:
         parts = _in_shards(row.arguments, row.shards)
-    theirs = bool(caller.suites_of(row) or (caller.suites and (row.suite or row.replaces)))
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
             "artifact": artifact_name("reports", caller.call, name, shard.replace("/", " of ")),
             "stage": row.stage,
             "arguments": arguments.strip(),
-            "minutes": (caller.minutes if theirs else 0) or row.minutes,
+            "minutes": (caller.minutes if suites else 0) or row.minutes,
             "provision": row.provision,
             "targets": row.targets,
-            "theirs": theirs,
+            "theirs": bool(suites),
             "runner": row.runner,
             "submodules": "recursive" if row.submodules else "false",
             "packages": " ".join(row.packages),
@@ -428,6 +419,16 @@ def jobs_of(
             "root": row.root,
             "remembers": row.remembers,
         }
+
+
+def shards_of(lanes: Sequence[str], most: int, caller: Caller, tags: Sequence[str], lengths: Lengths) -> int:
+    """As many jobs as the work is worth, and no more than a lane has programs for: none is empty."""
+    jobs = [
+        lengths(lane, [caller.source / suite for suite in caller.suites.get(lane, ())], tags, caller)
+        for lane in lanes
+    ]
+    worth = math.ceil(sum(job.seconds for row in jobs for job in row) / WORTH_A_JOB)
+    return max(1, min(most, worth, max(map(len, jobs))))
 
 
 def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
@@ -443,17 +444,11 @@ def artifact_name(*parts: str) -> str:
     return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
 
 
-def suite_flags(occasion: str, caller: Caller) -> list[str]:
-    return _flags_of(caller.suites, tags_of(occasion, caller))
-
-
-def tags_of(occasion: str, caller: Caller) -> tuple[str, ...]:
-    """A caller's suite runs in full, unless it names tags; of ours a pull request runs the quick programs."""
-    return caller.tags or (("pr",) if occasion == "gate" and not caller.suites else ())
-
-
-def _flags_of(suites: Sequence[str], tags: Sequence[str]) -> list[str]:
-    return [*repeated("--suite", suites), *repeated("--tag", tags)]
+def tags_of(row: CiJob, occasion: str, caller: Caller) -> Sequence[str]:
+    """A caller's suite runs in full, unless it names tags. Of ours the gate and pull requests run the quick
+    programs."""
+    quick = not caller.suites and (occasion == "gate" or row.stage == GATE)
+    return caller.tags or (("pr",) if quick else ())
 
 
 def changed_files(base: str, repository: Path = ROOT) -> list[str] | None:

@@ -124,7 +124,7 @@ def test_a_workflow_names_what_is_there_and_what_it_sets_is_read(name: str) -> N
     top = Scope(name, jobs=jobs, inputs=inputs)
     top.check({**workflow, "jobs": None})
     read = {(job, output) for _, job, output in top.read}
-    (row,) = plan.jobs_of("x", CiJob(stage="lint", minutes=1), plan.Caller("wheels"), (), lambda _: ())
+    (row,) = plan.jobs_of("x", CiJob(stage="lint", minutes=1), plan.Caller("wheels"), "gate", plan.lengths_of)
     for job_name, job in workflow["jobs"].items():
         where = f"{name}: {job_name}"
         matrix = row if "strategy" in job else ()

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS as CI
-from ci.gate.table import gate_table, matches
+from ci.gate import verb as gate_verb
+from ci.gate.table import gate_stages, gate_table, matches
 from ci.github import matrix
 from ci.github.matrix import matrix_of
 from ci.github.plan import changed_files
@@ -22,11 +23,12 @@ from ci.models.user_model import module_file
 from ci.work.jobs import Job
 from lab.lint import tracked_files
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.errors import ManifestError
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.selection import selection_of
 from provisioning.base.settings import ROOT
 from tests.support.repositories import IDENTITY, repository, write
 from tests.support.sources import closure, nodes
-from tests.support.typed import run_here
+from tests.support.typed import parsed, run_here
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
@@ -160,3 +162,26 @@ def test_committed_changed_and_new_files_all_count_from_where_a_branch_left(tmp_
 def test_what_changed_since_an_unknown_commit_is_not_known(tmp_path: Path, base: str) -> None:
     """As of a branch's first push. An empty list would leave jobs out."""
     assert changed_files(base, repository(tmp_path / "root", {"kept": "1"})) is None
+
+
+RUN = '[[case.{0}.run]]\nlane = "{1}"\nprecision = "8a8w"\nsocs = ["SM8650"]\n'
+
+
+def test_a_shard_of_the_gate_has_its_part_of_each_lane_and_leaves_out_what_has_none(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    cases = [f'[case.{name}]\nfactory = "m:f"\n{RUN.format(name, "executorch")}' for name in ("one", "two")]
+    cases.append(f'[case.net]\nmodel = "net.onnx"\n{RUN.format("net", "onnx")}')
+    suite.write_text("schema = 2\n" + "".join(cases))
+    selection = selection_of(parsed(gate_verb))
+    stages = gate_verb.with_lanes(gate_stages(), [suite], ())
+
+    def lanes_of_shard(text: str) -> dict[str, tuple[str, ...]]:
+        part = gate_verb.in_shard(stages, text, [suite], [], selection)
+        assert {stage.name for stage in part if not stage.lane} == {"provision", "validate", "build_runner"}
+        return {stage.name: stage.flags[-2:] for stage in part if stage.lane}
+
+    first, second = lanes_of_shard("1/2"), lanes_of_shard("2/2")
+    assert first == dict.fromkeys(("test_lowering", "test_emulator", "test_onnx"), ("--shard", "1/2"))
+    assert second == dict.fromkeys(("test_lowering", "test_emulator"), ("--shard", "2/2"))
+    with pytest.raises(UsageError, match="3/3"):
+        lanes_of_shard("3/3")

@@ -20,7 +20,7 @@ from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup
 from ci.github.run_stage import stage
 from ci.github.verdict import unpacked
-from ci.lanes.onnx import verb as onnx_verb
+from ci.work.jobs import Job
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
@@ -95,14 +95,13 @@ def adopter(tmp_path: Path) -> dict[str, str]:
     return {"GITHUB_WORKSPACE": str(tmp_path), **files, **own}
 
 
-def split(most: int, flags: Sequence[str], caller: plan.Caller) -> list[dict[str, Any]]:
-    """What `matrix` says of a suite that pays for all machines; it takes a process."""
-    shards = [f"{index}/{most}" for index in range(1, most + 1)]
-    return [{"shard": shard, "arguments": shlex.join([*flags, "--shard", shard])} for shard in shards]
+def long(lane: str, suites: Sequence[Path], tags: Sequence[str], caller: plan.Caller) -> list[Job]:
+    """Work that pays for any number of machines."""
+    return [Job(f"{lane} {number}", 36_000.0) for number in range(200)]
 
 
-def planned(environ: Mapping[str, str], matrix: plan.Matrix = plan.matrix_entries) -> list[dict[str, Any]]:
-    assert plan.plan(environ, matrix=matrix) == 0
+def planned(environ: Mapping[str, str], lengths: plan.Lengths = plan.lengths_of) -> list[dict[str, Any]]:
+    assert plan.plan(environ, lengths) == 0
     outputs = pairs(Path(environ["GITHUB_OUTPUT"]))
     jobs: list[dict[str, Any]] = json.loads(outputs.pop("jobs"))
     assert {*outputs, "jobs"} == OUTPUTS_OF_PARTS["plan"]
@@ -118,15 +117,14 @@ TARGET, SUITE = "--target x86_64-linux", "--suite 'ci/my models.toml'"
     [
         ({}, {"programs": f"{TARGET} {SUITE}"}),
         ({"OCCASION": "nightly", "TAGS": "pr"}, {"programs": f"{TARGET} {SUITE} --tag pr"}),
-        ({"SUITE": BOTH}, {
-            "programs": f"{TARGET} --suite {BOTH} --skip test_onnx", "onnx": f"--suite {BOTH}",
+        ({"SUITE": BOTH}, {"programs": f"{TARGET} --suite {BOTH}"}),
+        ({"SUITE": f"{ONNX},{MODELS}"}, {"programs": f"{TARGET} --suite {ONNX} {SUITE}"}),
+        ({"SUITE": ONNX, "OCCASION": "nightly"}, {
+            "programs": f"{TARGET} --suite {ONNX} --skip build_runner"
         }),
-        ({"SUITE": ONNX, "OCCASION": "nightly"}, {"validate": "", "onnx": f"--suite {ONNX}"}),
         ({"SUITE": ""}, {"validate": ""}),
-        ({"STAGES": "lowering"}, {"lowering 1/1": f"{SUITE} --shard 1/1"}),
-        ({"SUITE": ONNX, "STAGES": "onnx", "SHARDS": "2"}, {
-            f"onnx {shard}": f"--suite {ONNX} --shard {shard}" for shard in ("1/2", "2/2")
-        }),
+        ({"STAGES": "lowering"}, {"lowering": SUITE}),
+        ({"SUITE": ONNX, "STAGES": "onnx", "SHARDS": "2"}, {"onnx": f"--suite {ONNX}"}),
     ],
 )  # fmt: skip
 def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about_the_toolkit(
@@ -136,7 +134,7 @@ def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about
     assert {job["name"]: job["arguments"] for job in jobs} == expected
     summary = Path(adopter["GITHUB_STEP_SUMMARY"]).read_text()
     rows = {line.split(" | ")[0].strip("| ") for line in summary.splitlines()[4:] if line}
-    assert rows <= {"validate", "lowering", "emulator", "programs", "onnx"}
+    assert rows <= {"validate", "lowering", "programs", "onnx"}
 
 
 @pytest.mark.parametrize(
@@ -165,13 +163,30 @@ def test_the_plan_names_each_program_that_the_verdict_waits_for(
     }
 
 
-def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: dict[str, str]) -> None:
-    names = [f"{stage} {shard}/4" for stage in ("lowering", "emulator") for shard in range(1, 5)]
-    assert [job["name"] for job in planned(adopter, split)] == ["validate", *names]
-    large = {"QNN_CI_SHARDS": "100", "QNN_CI_MINUTES": "360", "QNN_CI_STAGES": "lowering,lint"}
-    minutes = {job["name"]: job["minutes"] for job in planned({**adopter, **large}, split)}
+@pytest.mark.parametrize("suite", [MODELS, BOTH])
+def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(
+    adopter: dict[str, str], suite: str
+) -> None:
+    """Each does all of the work on its programs, in every lane."""
+    jobs = planned({**adopter, "QNN_CI_SUITE": suite}, long)
+    assert [job["name"] for job in jobs] == [f"programs {shard}/4" for shard in range(1, 5)]
+    assert {job["stage"] for job in jobs} == {"gate"}
+    large = {"QNN_CI_SHARDS": "100", "QNN_CI_MINUTES": "360", "QNN_CI_STAGES": "programs,lint"}
+    minutes = {job["name"]: job["minutes"] for job in planned({**adopter, **large}, long)}
     assert minutes.pop("lint") == gate_table().row["lint"].minutes, "it is not about the suite"
-    assert minutes == {f"lowering {n}/100": 360 for n in range(1, 101)}, "GitHub ends any after six hours"
+    assert minutes == {f"programs {n}/100": 360 for n in range(1, 101)}, "GitHub ends any after six hours"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count", "expected"),
+    [(12.0, 10, 1), (12.0, 12, 1), (12.0, 40, 1), (12.0, 101, 2), (12.0, 1000, 4), (36_000.0, 2, 2)],
+)
+def test_there_are_as_many_jobs_as_the_work_is_worth(
+    adopter: dict[str, str], seconds: float, count: int, expected: int
+) -> None:
+    """Of five models for two chips, six and twenty there is one."""
+    jobs = planned(adopter, lambda *_: [Job(str(number), seconds) for number in range(count)])
+    assert len(jobs) == expected
 
 
 @pytest.mark.parametrize(
@@ -221,7 +236,7 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_of_their_own(
         ("SUITE", "b/models.toml"), ("SUITE", ",".join(many)), ("SOC", "SM8750"),
     ]  # fmt: skip
     names = [
-        sorted(job["artifact"] for job in planned({**adopter, f"QNN_CI_{name}": value}, split))
+        sorted(job["artifact"] for job in planned({**adopter, f"QNN_CI_{name}": value}, long))
         for name, value in calls
     ]
     assert names.pop() == names[2], "the same call again"
@@ -237,7 +252,6 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_of_their_own(
         ("STAGES", "buck_parity", "executorch"),
         ("STAGES", "validate, build_x86", "executorch"),
         ("STAGES", "nonsense", "nonsense"),
-        ("STAGES", "programs", "no job is left"),
         ("OCCASION", "monthly", "monthly"),
         *(
             (name, value, value)
@@ -285,10 +299,8 @@ def test_the_programs_of_a_suite_get_the_time_and_the_number_at_once_that_its_ow
 ) -> None:
     how = {"QNN_CI_JOBS": "3", "QNN_CI_TIMEOUT": "1200"}
     jobs = {job["name"]: job for job in planned({**adopter, **how, "QNN_CI_SUITE": BOTH})}
-    assert jobs.keys() == {"programs", "onnx"}
-    for name, module in (("programs", gate_verb), ("onnx", onnx_verb)):
-        args = parsed(module, *shlex.split(jobs[name]["arguments"]))
-        assert (args.jobs, args.timeout) == (3, 1200), name
+    args = parsed(gate_verb, *shlex.split(jobs["programs"]["arguments"]))
+    assert jobs.keys() == {"programs"} and (args.jobs, args.timeout) == (3, 1200)
 
 
 def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_takes_it(
