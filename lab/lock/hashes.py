@@ -12,12 +12,13 @@ from pathlib import Path
 
 from lab.lock.files import write
 from provisioning.base.errors import UnknownName
+from provisioning.base.files import TreeFile
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import every_component, load_profile
-from provisioning.sources import Wheel
-from provisioning.store import Store, inventory
-from provisioning.store.inventory import Listed, Lists
+from provisioning.manifest import Component, every_component, load_profile
+from provisioning.sources import Archive, Wheel
+from provisioning.store import Store, Tree, inventory
+from provisioning.store.inventory import Listed, Lists, OfficialFile, OfficialTree
 
 MOST_FILES = 200
 """Wheels with more are proved by the download itself."""
@@ -39,12 +40,32 @@ def record_components(
             tree = store.provision(
                 name, component, trust_first_download=True, accept=accept, progress=for_stream()
             )
+            record_tree(tree, component)
             git = {part.name for part in component.parts if part.source.type == "git"}
             for origin in tree.inventory.origins:
                 keys: dict[str, str | int] = {"sha256": origin.sha256, "size": origin.size}
                 if origin.part in git:
                     keys = {"commit": origin.sha256}
                 write(path, with_source_keys(path, name, origin.part, keys))
+
+
+def record_tree(tree: Tree, component: Component) -> None:
+    """Record each file of a vendor's archive, by which trees and users' own installations are compared."""
+    (part, *others) = component.parts
+    if others or not isinstance(part.source, Archive) or any(rule.to for rule in part.place):
+        return
+    files = {item.path: _official(item) for item in tree.inventory.items if item.part == part.name}
+    official = OfficialTree(schema=1, archive=tree.inventory.origins[0].sha256, files=files)
+    data = official.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    place = inventory.official_place(tree.component, tree.version)
+    place.parent.mkdir(exist_ok=True)
+    write(place, json.dumps(data, indent=1, sort_keys=True) + "\n")
+    inventory.load_official.cache_clear()
+
+
+def _official(item: TreeFile) -> OfficialFile:
+    is_program = item.kind == "file" and bool(item.mode & 0o111)
+    return OfficialFile(sha256=item.sha256, size=item.size, executable=is_program, link=item.link)
 
 
 def with_source_keys(path: Path, component: str, part: str, keys: Mapping[str, str | int]) -> str:

@@ -40,6 +40,8 @@ EVERYTHING = frozenset[str]()
 """The targets of who names none: all."""
 
 LISTS = MANIFESTS / "wheels.json"
+OFFICIAL = MANIFESTS / "trees"
+"""For each official SDK or NDK that somebody provisioned, the hash of each of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,25 +375,81 @@ def load_lists(path: Path) -> Lists:
     return Lists.model_validate_json(path.read_text(encoding="utf-8") if path.is_file() else '{"wheels": {}}')
 
 
+class OfficialFile(Listed):
+    link: str = ""
+    """Where a symbolic link leads; it has no hash of its own."""
+    sha256: Sha256 | Literal[""] = ""
+
+
+class OfficialTree(Model):
+    """The files of a vendor's archive, below the folder that is stripped."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    archive: Sha256
+    files: dict[str, OfficialFile]
+
+
+def official_place(component: str, version: str) -> Path:
+    return OFFICIAL / f"{component}-{version}.json"
+
+
+@cache
+def load_official(path: Path) -> OfficialTree | None:
+    if not path.is_file():
+        return None
+    return OfficialTree.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+def official_items(component: str, version: str) -> list[TreeFile] | None:
+    """The files of a release as its vendor ships it; None where nobody has recorded them."""
+    tree = load_official(official_place(component, version))
+    return None if tree is None else [_item(path, file, "") for path, file in tree.files.items()]
+
+
+def differences_by_content(root: Path, items: Sequence[TreeFile]) -> list[Difference]:
+    """The differences in content of an installation of the user's, which may have other modes, and may lack
+    what its owner does not need."""
+    return [found for found in differences(root, items) if found.kind in ("changed", "extra")]
+
+
 def pinned_inventory(name: str, component: Component, targets: Set[str]) -> Inventory | None:
     """The inventory of a tree by the pins in git; None if a part has no list."""
     origins, parts = [], []
     for part in parts_for(component, targets):
         source = part.source
-        if source.pin is None or (files := load_lists(LISTS).wheels.get(source.pin)) is None:
+        files = _listed(name, component, part)
+        if source.pin is None or files is None:
             return None
         origins.append(Origin(part.name, source.name, source.pin, getattr(source, "size", None) or 0, True))
         parts.append(_items(part, files, targets))
     return inventory_of(name, component, targets, origins, composed(parts)) if parts else None
 
 
+def _listed(name: str, component: Component, part: Part) -> Mapping[str, Listed] | None:
+    """The members of one part's wheel or archive; None where no manifest lists them."""
+    if part.source.pin is None:
+        return None
+    official = load_official(official_place(name, component.version))
+    if official is not None and official.archive == part.source.pin:
+        return {part.source.prefix + path: file for path, file in official.files.items()}
+    return load_lists(LISTS).wheels.get(part.source.pin)
+
+
 def _items(part: Part, files: Mapping[str, Listed], targets: Set[str]) -> list[TreeFile]:
     placing, items = Placing(part, targets), []
     for member, file in files.items():
-        if (path := placing(member)) is not None:
-            mode = READ_ONLY_EXECUTABLE if file.executable else READ_ONLY
-            items.append(TreeFile(path, "file", file.size, file.sha256, mode, "", part.name))
+        path = placing(member)
+        if path is not None:
+            items.append(_item(path, file, part.name))
     return items
+
+
+def _item(path: str, file: Listed, part: str) -> TreeFile:
+    link = getattr(file, "link", "")
+    if link:
+        return TreeFile(path, "link", file.size, "", 0o777, link, part)
+    mode = READ_ONLY_EXECUTABLE if file.executable else READ_ONLY
+    return TreeFile(path, "file", file.size, file.sha256, mode, "", part)
 
 
 def _digest(value: object) -> str:

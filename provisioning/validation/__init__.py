@@ -17,11 +17,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from provisioning.base.commands import Fix
-from provisioning.base.documents import Model, load, read
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import UnknownName
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
 from provisioning.validation.context import Context
+from provisioning.validation.ndk import android_api
 
 CHAPTERS = {"versions": "Versions and variables", "libraries": "Libraries", "compiler": "The compiler"}
 """The modules with rules, in the order of the catalogue, with their titles."""
@@ -32,9 +33,7 @@ class AndroidTable(Model):
 
     @cached_property
     def api(self) -> int:
-        """The level that our builds are for."""
-        options = read(MANIFESTS / "recipes" / "aarch64-android.toml")["options"]
-        return int(options["ANDROID_PLATFORM"].removeprefix("android-"))
+        return android_api()
 
 
 class RuleText(Model):

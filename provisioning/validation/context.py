@@ -8,29 +8,30 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
+from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
 from provisioning.components import (
     ANDROID_NDK,
     KINDS,
-    NDK_PREBUILT,
-    NDK_RUNTIME,
-    NDK_TOOLCHAIN,
     QNN_SDK,
     identity_of,
-    version_line,
+    metadata_text,
 )
-from provisioning.elf import AARCH64, Elf, Loading, load_all
+from provisioning.elf import Elf, Loading, load_all
 from provisioning.environment import HOST_LIBRARIES, Environment, Note, resolve
 from provisioning.executorch import PROFILES_WHEEL, Executorch
 from provisioning.manifest import Profile, Soc, load_profile, soc_named
-from provisioning.qnn_libraries import Library, System, libraries_in, read
+from provisioning.qnn_libraries import Library, System, libraries_in
+from provisioning.store.inventory import differences_by_content, official_items, walk
 from provisioning.validation.compiler_probe import Answer, ask
+from provisioning.validation.ndk import why_unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ class ComponentTree:
     """Why its compiler cannot build, of an NDK."""
     change: str = ""
     """What became of the user's own one since its first use."""
+    is_composed: bool = False
+    """Whether we made this SDK of wheels, which have libraries and no headers."""
+    open_to_others: tuple[str, ...] = ()
+    """Files that other users can change."""
+    differs_from_official: tuple[str, ...] | None = None
+    """How the user's own one differs from the recorded files of its release; None where none are recorded."""
 
     @property
     def label(self) -> str:
@@ -174,28 +181,53 @@ def gather(
 
 def looked_at(component: str, path: Path, origin: str, variable: str = "") -> ComponentTree:
     unusable = why_unusable(path) if component == ANDROID_NDK else ""
-    return ComponentTree(path, origin, variable, stated_versions(component, path), unusable)
+    versions = stated_versions(component, path)
+    return ComponentTree(
+        path,
+        origin,
+        variable,
+        versions,
+        unusable,
+        is_composed=component == QNN_SDK and "composed_from:" in metadata_text(path / "sdk.yaml"),
+        open_to_others=tuple(_open_to_others(path)),
+        differs_from_official=_differences_from_official(component, path, versions)
+        if origin == "directory"
+        else None,
+    )
 
 
-def why_unusable(ndk: Path) -> str:
-    """Why an NDK cannot build for Android on this machine; empty if it can. Its compiler is run."""
-    compiler, runtime = ndk / NDK_PREBUILT / "bin" / "clang++", ndk / NDK_PREBUILT / NDK_RUNTIME
-    if not compiler.exists():
-        prebuilt = ndk / NDK_PREBUILT
-        names = sorted(path.name for path in prebuilt.parent.glob("*") if path.name != prebuilt.name)
-        return f"has no {compiler.relative_to(ndk)}" + (f", but {', '.join(names)}" if names else "")
-    toolchain = ndk / NDK_TOOLCHAIN
-    if not toolchain.is_file() or toolchain.stat().st_size == 0:
-        return f"has no {NDK_TOOLCHAIN}, or an empty one, by which CMake builds for Android"
-    version, silence = version_line(compiler)
-    if not version:
-        return f"{compiler.relative_to(ndk)} does not run here: {silence}"
-    library = read(runtime, "")
-    if library.elf is None:
-        return f"{runtime.relative_to(ndk)}: {library.unreadable}"
-    if library.elf.machine != AARCH64:
-        return f"{runtime.relative_to(ndk)}: it is for {library.elf.machine_name}"
-    return ""
+def _open_to_others(root: Path) -> Iterator[str]:
+    """Files below `root` that every user can change, and those of users other than root and us."""
+    writable: list[str] = []
+    by_owner: dict[int, list[str]] = {}
+    for path, _ in walk(root):
+        try:
+            status = (root / path).lstat()
+        except OSError:
+            continue
+        if status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
+            writable.append(path)
+        if status.st_uid not in (0, os.getuid()):
+            by_owner.setdefault(status.st_uid, []).append(path)
+    if writable:
+        yield f"every user of this machine can change {_first_of(writable)}"
+    for owner, paths in by_owner.items():
+        yield f"user {owner} can change {_first_of(paths)}"
+
+
+def _first_of(paths: Sequence[str]) -> str:
+    more = f" and {plural(len(paths) - 1, 'more file')}" if len(paths) > 1 else ""
+    return f"{min(paths)}{more}"
+
+
+def _differences_from_official(
+    component: str, root: Path, versions: Mapping[str, str]
+) -> tuple[str, ...] | None:
+    for version in versions.values():
+        items = official_items(component, version)
+        if items is not None:
+            return tuple(str(difference) for difference in differences_by_content(root, items))
+    return None
 
 
 def stated_versions(component: str, root: Path) -> dict[str, str]:

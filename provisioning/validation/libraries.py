@@ -40,6 +40,12 @@ def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
 @rule("required-libraries")
 def required_libraries(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
+    if not (tree.path / "include" / "QNN").is_dir() and not tree.is_composed:
+        yield Problem(
+            tree.label,
+            "has no include/QNN, the headers that every build needs",
+            _provision(context, tree),
+        )
     for target, table in _target_tables(context).items():
         directory = _directory(context, table)
         fix = _provision(context, tree, "--target", target)
@@ -206,9 +212,7 @@ def elf_readable(context: Context) -> Iterator[Problem]:
         elif library.elf is not None and library.elf.beyond_end:
             yield Problem(
                 library.place,
-                f"its section headers are outside the file: {library.elf.beyond_end}. Loaders do not need"
-                " them, but a whole library has them",
-                severity=Severity.WARNING,
+                f"is cut short: its section headers are outside the file, {library.elf.beyond_end}",
             )
 
 
@@ -244,6 +248,23 @@ def _of_another_system(context: Context) -> Iterator[Problem]:
         more = f", as {'is' if len(rest) == 1 else 'are'} {plural(len(rest), 'other')} in {directory}"
         message = f"is for {foreign}{more if rest else ''}: it needs {libc}"
         yield Problem(first, message, also=tuple(rest))
+
+
+_OF_SYSTEM = re.compile(
+    r"(?:ld-linux[\w-]*|libc|libm|libdl|libpthread|librt|libresolv|libutil|libgcc_s|libstdc\+\+)\.so(?:\.\d+)*"
+)
+
+
+@rule("system-library")
+def system_library(context: Context) -> Iterator[Problem]:
+    host = [library for library, _ in _readable(context) if library.system == "host"]
+    if not host:
+        raise NotApplicable("there is no library of the host")
+    for library in host:
+        if _OF_SYSTEM.fullmatch(library.name):
+            yield Problem(
+                library.place, "is a library of a system, and would be loaded instead of this machine's"
+            )
 
 
 @rule("hexagon-arch")
@@ -283,6 +304,9 @@ def library_name(context: Context) -> Iterator[Problem]:
     libraries = [library for library in context.libraries if library.own_name]
     if not libraries:
         raise NotApplicable("no library names itself")
+    for library, elf in _readable(context):
+        if not elf.soname and re.fullmatch(qnn_libraries.table().own, library.name):
+            yield Problem(library.place, "has no name of its own (SONAME), as each of QNN's libraries has")
     # Of a library for another arch hexagon-arch tells the same.
     elsewhere = {
         library.place

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
+from provisioning import qnn_libraries
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
@@ -104,6 +105,33 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
         for place, foreign in wrong.items():
             message = f"is of build {', '.join(foreign)}, expected {build_id} of {source}"
             yield Problem(place, message, also=foreign)
+    for library in context.libraries:
+        says_nothing = not library.unreadable and not library.build_ids and not library.build_pieces
+        if says_nothing and qnn_libraries.table().names_build(library.name):
+            yield Problem(
+                library.place, "holds no QNN build id, as this library does in every SDK that was seen"
+            )
+
+
+@rule("open-files")
+def open_files(context: Context) -> Iterator[Problem]:
+    if not context.trees:
+        raise NotApplicable("there is no tree")
+    for tree in context.trees.values():
+        for words in tree.open_to_others:
+            yield Problem(tree.label, words, quoted("chmod", "-R", "go-w", tree.path))
+
+
+@rule("official-files")
+def official_files(context: Context) -> Iterator[Problem]:
+    compared = {name: tree for name, tree in context.trees.items() if tree.differs_from_official is not None}
+    if not compared:
+        raise NotApplicable("no hash of the files of your own SDKs is recorded")
+    for tree in compared.values():
+        wrong = tree.differs_from_official or ()
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            yield Problem(tree.label, f"{wrong[0]}{more}")
 
 
 @rule("store-tree")

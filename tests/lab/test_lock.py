@@ -18,8 +18,9 @@ from lab.lock.hashes import with_source_keys
 from provisioning import manifest
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import MANIFESTS, store_path
 from provisioning.python_environments import CUDA_ONLY, entries_in, lock_path
+from provisioning.store import Store
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests
 from tests.support.sdk_archives import PLACE, STRIP, sdk_zip
@@ -161,6 +162,29 @@ class TestComponents:
         requests_before = len(server.requests)
         assert user.types("provision", "--profile", "small") == 0
         assert len(server.requests) == requests_before
+
+    def test_afterwards_each_file_of_an_installation_is_compared(
+        self, user: User, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        user.locks("--component", "qnn-sdk", "--accept-licence", "l")
+        (tree,) = Store(store_path(None)).trees()
+        shutil.copytree(tree.root, own := tmp_path / "own", symlinks=True)
+        rules = ("--profile", "small", "--rule", "official-files")
+        monkeypatch.setenv("QNN_SDK_ROOT", str(own))
+        assert user.types("validate", *rules) == 0
+        header = own / "include/QNN/QnnTypes.h"
+        header.chmod(0o644)
+        header.write_bytes(header.read_bytes()[::-1])
+        assert user.types("validate", *rules) == 1
+
+    def test_afterwards_a_tree_is_proved_without_its_download(self, user: User, profile: Path) -> None:
+        user.locks("--component", "qnn-sdk", "--accept-licence", "l")
+        assert user.types("provision", "--profile", "small") == 0
+        store, sdk = Store(store_path(None)), manifest.load_profile("small").pins["qnn-sdk"]
+        tree = store.find("qnn-sdk", sdk, frozenset())
+        assert tree is not None and store.against_pins(tree, sdk) == []
+        (tree.root / "sdk.yaml").chmod(0o600)
+        assert [wrong.path for wrong in store.against_pins(tree, sdk) or ()] == ["sdk.yaml"]
 
     def test_what_fails_its_identity_check_is_not_recorded(self, user: User, profile: Path) -> None:
         text = profile.read_text().replace('version = "2.37.0.250724"', 'version = "2.38.0"')

@@ -14,6 +14,7 @@ from provisioning.qnn_libraries import Library as Found
 from provisioning.qnn_libraries import libraries_in, read
 from provisioning.validation.compiler_probe import Answer
 from provisioning.validation.context import ComponentTree, Context, Host, loading_of, looked_at
+from provisioning.validation.ndk import LINKED, SYSROOT
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.scripts import script
 from tests.support.windows import dll
@@ -51,6 +52,7 @@ def library(name: str, machine: int = X86_64, **more: Any) -> Library:
 def write_sdk(root: Path) -> Path:
     """A QNN SDK in the official layout, for all targets and the arches of SOCS."""
     (root / "lib" / "python" / "qti").mkdir(parents=True)
+    (root / "include" / "QNN").mkdir(parents=True)
     (root / "sdk.yaml").write_text(f"product: QAIRT\nversion: {PIN.version}\nbuild_id: {BUILD}\n")
     for name in ("libQnnHtp.so", "libQnnHtpPrepare.so", "libQnnSystem.so"):
         library(name, needed=("libc.so.6",), runpath="$ORIGIN").write(root / "lib" / X86 / name)
@@ -73,19 +75,32 @@ def write_sdk(root: Path) -> Path:
     return root
 
 
+CLANG = """\
+case "$*" in
+*-dumpmachine*) echo aarch64-unknown-linux-android30 ;;
+*-print-resource-dir*) echo {root}/lib/clang/17 ;;
+*) echo "Android (10552028, based on r487747d) clang version 17.0.2" ;;
+esac"""
+
+
 def write_ndk(root: Path, revision: str = NDK) -> Path:
     clang = root / NDK_PREBUILT / "bin" / "clang++"
     clang.parent.mkdir(parents=True)
-    script(clang, "echo Android clang version 17.0.2")
+    script(clang, CLANG.format(root=root / NDK_PREBUILT))
+    script(clang.with_name("ld.lld"), "echo LLD 17.0.2")
+    (root / NDK_PREBUILT / "AndroidVersion.txt").write_text("17.0.2\nbased on r487747d\n")
     library("libc++_shared.so", AARCH64, content=b"").write(root / NDK_PREBUILT / NDK_RUNTIME)
+    for name in LINKED:
+        content = b"\0LIBC\0LIBC_R\0" if name == "libc.so" else b""
+        library(name, AARCH64, content=content).write(root / SYSROOT / "30" / name)
     (root / NDK_TOOLCHAIN).parent.mkdir(parents=True)
-    (root / NDK_TOOLCHAIN).write_text("# Android\n")
+    (root / NDK_TOOLCHAIN).write_text("if(NOT DEFINED ANDROID_ABI)\n  set(ANDROID_ABI arm64-v8a)\nendif()\n")
     (root / "source.properties").write_text(f"Pkg.Desc = Android NDK\nPkg.Revision = {revision}\n")
     return root
 
 
 def users_tree(component: str, variable: str, path: Path) -> ComponentTree:
-    return looked_at(component, path, "directory", variable)
+    return replace(looked_at(component, path, "directory", variable), differs_from_official=())
 
 
 def host(**changes: Any) -> Host:

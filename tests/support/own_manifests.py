@@ -28,7 +28,7 @@ def own_manifests(folder: Path) -> Iterator[Path]:
     (folder / "profiles").mkdir(parents=True)
     shutil.copy(MANIFESTS / "socs.toml", folder)
     (folder / "environments.toml").touch()
-    caches = manifest.load_profile, inventory.load_lists
+    caches = manifest.load_profile, inventory.load_lists, inventory.load_official
 
     def profiles() -> list[str]:
         return sorted(path.stem for path in (folder / "profiles").glob("*.toml"))
@@ -40,6 +40,7 @@ def own_manifests(folder: Path) -> Iterator[Path]:
             patch.setattr(module, "profile_names", profiles)
         patch.setattr(python_environments, "LOCKS", folder / "locks")
         patch.setattr(inventory, "LISTS", folder / "wheels.json")
+        patch.setattr(inventory, "OFFICIAL", folder / "trees")
         for cache in caches:
             cache.cache_clear()
         try:

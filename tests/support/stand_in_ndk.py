@@ -11,11 +11,22 @@ import subprocess
 from pathlib import Path
 
 from provisioning.base.settings import ROOT
+from tests.support.elves import AARCH64, Library
+from tests.support.scripts import script
 
 SOURCE = ROOT / "tests" / "support" / "ndk_tree"
 REVISION = "26.2.11394342"
 API = 30
 GLIBC = Path("/usr/aarch64-linux-gnu/lib")
+
+
+CLANG = """\
+case "$*" in
+--version) echo "Android (a stand-in) clang version 17.0.2" ;;
+-print-resource-dir) echo {llvm}/lib/clang/17 ;;
+*) exec {program} "$@" ;;
+esac"""
+"""What it says of itself is Android's; it compiles by this machine's clang."""
 
 
 def make_ndk(root: Path, revision: str = REVISION, api: int = API) -> Path:
@@ -27,10 +38,15 @@ def make_ndk(root: Path, revision: str = REVISION, api: int = API) -> Path:
     (root / "source.properties").write_text(properties.replace(REVISION, revision), encoding="utf-8")
     (root / "NOTICE").write_text("What is in the stand-in is of this project.\n", encoding="utf-8")
     (llvm / "bin").mkdir()
-    for name in ("clang", "clang++"):
+    for name in ("clang", "clang++", "ld.lld"):
         program = shutil.which(name)
         assert program is not None, "the stand-in NDK needs clang: apt-get install clang lld"
-        (llvm / "bin" / name).symlink_to(Path(program).resolve())
+        if name == "ld.lld":
+            (llvm / "bin" / name).symlink_to(program)
+        else:
+            script(llvm / "bin" / name, CLANG.format(llvm=llvm, program=program))
+    library = Library(machine=AARCH64, soname="libc++_shared.so")
+    library.write(sysroot / "usr" / "lib" / "aarch64-linux-android" / "libc++_shared.so")
     _make_libraries(sysroot / "usr" / "lib" / "aarch64-linux-android" / str(API), api)
     return root
 

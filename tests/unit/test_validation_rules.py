@@ -22,6 +22,7 @@ from provisioning.store.inventory import definition_of
 from provisioning.validation import Result, State, catalogue, check
 from provisioning.validation.compiler_probe import Answer
 from provisioning.validation.context import ComponentTree, Context
+from provisioning.validation.ndk import SYSROOT
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.environments import (
     ANDROID,
@@ -113,6 +114,17 @@ def versioned_sdk(text: str) -> Arrange:
 
 
 CLANG = str(NDK_PREBUILT / "bin" / "clang++")
+LLD = str(NDK_PREBUILT / "bin" / "ld.lld")
+SYSROOT_LIBC = str(SYSROOT / "30" / "libc.so")
+LIBC_OF_34 = library("libc.so", AARCH64, content=b"\0LIBC_R\0LIBC_S\0LIBC_T\0LIBC_U\0").encode()
+
+
+def disguised(otherwise: str, version: str = "17.0.2") -> bytes:
+    """Another compiler that calls itself Android's clang."""
+    says = f'echo "Android (1, based on r1) clang version {version}"'
+    return f'#!/bin/sh\ncase "$*" in\n--version) {says};;\n*) {otherwise or "true"};;\nesac\n'.encode()
+
+
 MACHO = bytes.fromhex("cffaedfe 07000001 03000000")
 """Of a program for macOS."""
 
@@ -170,10 +182,29 @@ def module_on_the_path(name: str) -> Arrange:
     return arrange
 
 
-def own_sdk_was_upgraded(base: Path) -> Context:
-    context = context_of(base)
-    tree = replace(context.trees["qnn-sdk"], change="was 2.37.0 at its first use, and is 2.48.0 now")
-    return replace(context, trees={**context.trees, "qnn-sdk": tree})
+def sdk_with(**facts: Any) -> Arrange:
+    """A tree of the user's of which this was found."""
+
+    def arrange(base: Path) -> Context:
+        context = context_of(base)
+        return replace(
+            context, trees={**context.trees, "qnn-sdk": replace(context.trees["qnn-sdk"], **facts)}
+        )
+
+    return arrange
+
+
+own_sdk_was_upgraded = sdk_with(change="was 2.37.0 at its first use, and is 2.48.0 now")
+
+
+def without_headers(base: Path) -> Context:
+    (write_sdk(base / "sdk") / "include" / "QNN").rmdir()
+    return context_of(base)
+
+
+def writable_by_all(base: Path) -> Context:
+    (write_sdk(base / "sdk") / "lib" / X86 / "libQnnHtp.so").chmod(0o666)
+    return context_of(base)
 
 
 def properties_are_a_pipe(base: Path) -> Context:
@@ -297,6 +328,22 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_PREBUILT / NDK_RUNTIME), Library().encode())),
     ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_PREBUILT / NDK_RUNTIME), b"")),
     ("ndk-usable", "/ndk", ndk_of_macos),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, b"#!/bin/sh\necho g++ 12.2.0")),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, b"#!/bin/sh\necho Debian clang version 14.0.6")),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, disguised('exec g++ "$@"'))),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, disguised("echo /usr/lib/llvm-14/lib/clang/14"))),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, disguised("", "18.0.1"))),
+    ("ndk-usable", "/ndk", spoilt_ndk(LLD, None)),
+    ("ndk-usable", "/ndk", spoilt_ndk(LLD, b"#!/bin/sh\necho GNU ld 2.40")),
+    ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_TOOLCHAIN), b"if(ANDROID)\n")),
+    ("ndk-usable", "/ndk", spoilt_ndk(SYSROOT_LIBC, None)),
+    ("ndk-usable", "/ndk", spoilt_ndk(SYSROOT_LIBC, Library().encode())),
+    ("ndk-usable", "/ndk", spoilt_ndk(SYSROOT_LIBC, LIBC_OF_34)),
+    ("official-files", "/sdk", sdk_with(differs_from_official=("sdk.yaml: changed",))),
+    ("required-libraries", "/sdk", without_headers),
+    ("system-library", "libstdc++.so.6", host("libstdc++.so.6")),
+    ("library-name", STUB, placed(STUB, library("", AARCH64))),
+    ("qnn-build-id", "libQnnHtp.so", android(content=b"")),
     ("elf-machine", f"lib/{ANDROID}/", glibc_in_android),
     ("python-path", "PYTHONPATH", python_path()),
     ("python-path", "PYTHONPATH", module_on_the_path("torch.py")),
@@ -335,6 +382,8 @@ ERRORS: list[tuple[str, str, Arrange]] = [
 WARNINGS: list[tuple[str, str, Arrange]] = [
     ("qnn-version", "/sdk", versioned_sdk("")),
     ("own-tree", "/sdk", own_sdk_was_upgraded),
+    ("open-files", "/sdk", writable_by_all),
+    ("open-files", "/sdk", sdk_with(open_to_others=("user 1234 can change sdk.yaml",))),
     ("needed-resolved", "libX.so", host("libX.so", needed=("libc++.so.1",))),
     ("symbol-versions", "libX.so", host("libX.so", needed=LIBC, versions=TOO_NEW)),
     ("android-page-size", "libQnnHtp.so", android(alignment=0x1000)),
