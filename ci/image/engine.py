@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 INSTALL = "apt-get install docker.io, or see https://docs.docker.com/engine/install/"
 DEFAULT_HOST = "unix:///var/run/docker.sock"
+SOCKETS = (
+    "/var/run/docker.sock",
+    "{runtime}/docker.sock",
+    "{runtime}/podman/podman.sock",
+    "/run/podman/podman.sock",
+)
+"""Where an engine listens: docker's own, docker without root, podman without root, podman's own."""
+MACHINES = ("x86_64", "amd64")
+"""How engines call the processor that our images are for."""
 SCRATCH = "exec,mode=1777"
 """The options of a folder in a container's memory."""
 SILENT_SECONDS = 1800
@@ -32,6 +42,12 @@ class Engine:
         self._client = client
         info = dict(client.info())
         client.api.timeout = SILENT_SECONDS
+        machine = str(info.get("Architecture", MACHINES[0]))
+        if machine not in MACHINES:
+            raise EnvironmentLacking(
+                f"images are for x86-64 Linux, and this container engine runs on {machine}",
+                fix="name an engine on x86-64 in DOCKER_HOST; there are no images for Arm64",
+            )
         rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
         self.owner = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
         """The user in a container whose files belong to our caller outside of it."""
@@ -112,7 +128,7 @@ def connected() -> Iterator[Engine]:
 
     import docker
 
-    address = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+    address = engine_address(os.environ)
     if address.startswith("unix://"):
         # First, because docker's SDK would leave a socket open.
         try:
@@ -121,10 +137,29 @@ def connected() -> Iterator[Engine]:
         except OSError as error:
             raise error_of(f"{UNREACHED}: {error}", address) from error
     try:
-        with closing(docker.from_env()) as client:
+        # The variables of TLS and the context's certificates are the SDK's to find.
+        environ = dict(os.environ)
+        if address.startswith("unix://"):
+            environ["DOCKER_HOST"] = address
+        with closing(docker.from_env(environment=environ)) as client:
             yield Engine(client)
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise error_of(str(error), address) from error
+
+
+def engine_address(environ: Mapping[str, str], sockets: Sequence[str] = SOCKETS) -> str:
+    """Where the engine listens: DOCKER_HOST, docker's current context, else the first socket there is."""
+    from docker.context import ContextAPI
+
+    if environ.get("DOCKER_HOST"):
+        return environ["DOCKER_HOST"]
+    context = ContextAPI.kwargs_from_context(environment=dict(environ)).get("base_url", "")
+    address = context.replace("http+unix://", "unix://")
+    if address and address not in (DEFAULT_HOST, "unix://var/run/docker.sock"):
+        return str(address)
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    paths = [path.format(runtime=runtime) for path in sockets]
+    return next((f"unix://{path}" for path in paths if Path(path).is_socket()), DEFAULT_HOST)
 
 
 def error_of(message: str, address: str) -> ToolkitError:

@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Become docker's process, so that signals and the exit code are the command's own."""
     from ci.image.contents import plan_of
-    from ci.image.engine import connected
+    from ci.image.engine import connected, engine_address
     from provisioning.verbs.shell import become
 
     answer.refuse("shell")
@@ -58,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    return become(argv, dict(os.environ))
+    environ, address = dict(os.environ), engine_address(os.environ)
+    if address.startswith("unix://"):
+        environ["DOCKER_HOST"] = address
+    return become(argv, environ)
 
 
 def docker_run(

@@ -191,6 +191,10 @@ NDK_BUILD = "an NDK, whose start files write the note"
 
 NOT_RUN = {
     "quantization-constraints": OFFICIAL,
+    "official-files": "the hash of each file of a release that its vendor alone has; tests/lab/test_lock.py",
+    "own-tree": "an SDK of the user's own; tests/unit/test_own_trees.py adopts one",
+    "open-files": "files of another user, or that all may write; the fix is chmod",
+    "system-library": "a library that somebody put beside QNN's; the fix is to remove it",
     "hexagon-sdk-version": "a Hexagon SDK, of which the vendor asks for an account",
     "python-packages": "its session makes an environment; tests/integration/test_noxfile.py runs sessions",
     "cxx-compiler": MACHINE,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from ci.image.contents import (
     packages_in,
     plan_of,
 )
-from ci.image.engine import Engine
+from ci.image.engine import Engine, engine_address
 from ci.image.shell import docker_run
 from ci.image.verb import labels
 from lab.image_pins import newest_base, pin_base
@@ -309,6 +311,36 @@ def test_a_command_has_no_network_and_becomes_an_image_only_if_it_succeeds(
     done = Engine(docker).run("base", ["true"], commit="qnn-ci/net:latest")
     assert docker.noted == [("none", False), "started", *image, "removed"]
     assert (done.returncode, done.stdout, done.stderr) == (code, "out", "err")
+
+
+def test_an_engine_on_another_processor_is_refused() -> None:
+    docker: Any = Docker(0)
+    docker.info = lambda: {"Architecture": "aarch64"}
+    with pytest.raises(EnvironmentLacking, match="x86-64"):
+        Engine(docker)
+
+
+def test_an_engine_without_root_or_of_podman_is_found_by_its_socket(tmp_path: Path) -> None:
+    places = ("/nowhere/docker.sock", "{runtime}/docker.sock", "{runtime}/podman/podman.sock")
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    (tmp_path / "podman").mkdir()
+    for place in ("podman/podman.sock", "docker.sock"):
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.bind(str(tmp_path / place))
+        assert engine_address(environ, places) == f"unix://{tmp_path}/{place}"
+    assert engine_address({**environ, "DOCKER_HOST": "tcp://far:2376"}, places) == "tcp://far:2376"
+
+
+def test_the_engine_of_the_current_context_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+    name = hashlib.sha256(b"rootless").hexdigest()
+    meta = tmp_path / ".docker/contexts/meta" / name / "meta.json"
+    meta.parent.mkdir(parents=True)
+    endpoint = {"docker": {"Host": "unix:///run/user/7/docker.sock", "SkipTLSVerify": False}}
+    meta.write_text(json.dumps({"Name": "rootless", "Metadata": {}, "Endpoints": endpoint}))
+    (tmp_path / ".docker/config.json").write_text('{"currentContext": "rootless"}')
+    assert engine_address({"HOME": str(tmp_path)}) == "unix:///run/user/7/docker.sock"
 
 
 def test_the_verb_ends_with_3_and_no_traceback(
