@@ -33,9 +33,9 @@ from provisioning.base.errors import (
     UpstreamError,
     UsageError,
 )
-from provisioning.base.files import mutex, replace_text
+from provisioning.base.files import hash_file, mutex, replace_text
 from provisioning.base.findings import Metric
-from provisioning.python_environments import CUDA_ONLY, Entry, entries_in, uv_program
+from provisioning.python_environments import CUDA_ONLY, NO_NETWORK, Entry, entries_in, uv_program
 
 LOCKED = "QNN_CI_LOCKED_PACKAGES"
 """Names the locked environment's packages, which one of a suite's own also finds."""
@@ -57,6 +57,8 @@ of the locked packages need not have their pins. What is not locked is held to t
 UNUSED_SECONDS = 60 * 86400.0
 WRITTEN = re.compile(r"\.egg-info/|/__pycache__/|/build/|/dist/|/reports/|/\.git/")
 """What a build, a stage or git writes into a project."""
+OF_LOCK = ("torch", "executorch")
+"""Packages that are those of the lock, whatever a project that was found pins."""
 WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
 """Packages that must be of torch's own build, which is for the CPU."""
 
@@ -67,13 +69,33 @@ class Needs:
 
     requirements: Path | None = None
     project: Path | None = None
+    """Installed editable, as `folders` are."""
     variables: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     wheels: Mapping[str, PinnedWheel] = field(default_factory=dict, hash=False)
+    packages: tuple[str, ...] = ()
+    """Requirements of a command line, or paths of wheels and source archives."""
+    folders: tuple[Path, ...] = ()
+    is_lenient: bool = False
+    """Whether the project's own pins of torch and executorch count for nothing."""
+    model: Path | None = None
+    """The folder of a command line's model, whose project may have what it lacks."""
+    takes_nearest: bool = False
+    """Whether that project is used where an import fails."""
 
     def __bool__(self) -> bool:
         """Whether there are packages among them."""
-        return bool(self.requirements or self.project)
+        return bool(self.requirements or self.packages or self.editable)
+
+    @property
+    def editable(self) -> tuple[Path, ...]:
+        return (*([self.project] if self.project else []), *self.folders)
+
+    @property
+    def origin(self) -> str:
+        """Who asks for them, in words."""
+        places = (self.requirements, *self.editable, *self.packages)
+        return next(str(place) for place in places if place)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         return declared((*self.variables, *self.secrets), environ)
@@ -87,7 +109,7 @@ class OwnPackages:
     """What a suite's programs have beside those of others: an environment with packages, and variables."""
 
     folder: Path | None = None
-    project: Path | None = None
+    projects: tuple[Path, ...] = ()
     """What it has editable."""
     variables: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -142,19 +164,19 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     texts = list(_texts(needs))
     pins = locked_versions()
     # The project's path too: what is installed editable points at one clone.
-    platform, project = sysconfig.get_platform(), str(needs.project or "")
-    question = [1, sys.version, platform, texts, sorted(pins.items()), project]
+    platform, projects = sysconfig.get_platform(), [*map(str, needs.editable)]
+    question = [2, sys.version, platform, texts, sorted(pins.items()), projects, needs.is_lenient]
     name = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:32]
     packages = store / "cache" / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     with mutex(packages / f"{name}.lock"):
-        state = _state_of(needs.project, store) if needs.project else ""
-        build = _last_build(packages / f"{name}.json", state) if needs.project else name
+        state = " ".join(_state_of(project, store) for project in needs.editable)
+        build = _last_build(packages / f"{name}.json", state) if needs.editable else name
         home = packages / (build or f"{name}-{time.time_ns()}")
         stamp = home / "resolved.txt"
         if not stamp.is_file():
             shutil.rmtree(home, ignore_errors=True)
-            sys.stderr.write(f"installing the packages of {needs.requirements or needs.project}\n")
+            sys.stderr.write(f"installing the packages of {needs.origin}\n")
             try:
                 rows = _resolve(needs, pins, home)
                 _install(rows, needs, home)
@@ -162,7 +184,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
                 shutil.rmtree(home, ignore_errors=True)
                 raise
             replace_text(stamp, "".join(f"{entry.text}\n" for entry in rows))
-            if needs.project:
+            if needs.editable:
                 replace_text(packages / f"{name}.json", json.dumps({"home": home.name, "state": state}))
             _remove_unused(packages)
     os.utime(stamp)
@@ -170,7 +192,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     entries = entries_in(text)
     return OwnPackages(
         folder=home / "environment",
-        project=needs.project,
+        projects=needs.editable,
         variables={**variables, LOCKED: sysconfig.get_paths()["purelib"]},
         declared=values,
         versions={entry.name: entry.version for entry in entries},
@@ -227,6 +249,8 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
     queue = [needs.requirements] if needs.requirements else []
     for file in _project_files(needs):
         yield file.name, file.read_text(encoding="utf-8")
+    for package in needs.packages:
+        yield package, hash_file(Path(package)) if Path(package).is_absolute() else ""
     files: set[Path] = set()
     while queue:
         file = queue.pop()
@@ -248,7 +272,7 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
 
 
 def _project_files(needs: Needs) -> list[Path]:
-    files = [needs.project / name for name in PROJECT_FILES] if needs.project else []
+    files = [project / name for project in needs.editable for name in PROJECT_FILES]
     return [file for file in files if file.is_file()]
 
 
@@ -262,12 +286,15 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     constraints = "".join(f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(pins.items()))
     (home / "locked.txt").write_text(constraints, encoding="utf-8")
     requirements = [f"-r {needs.requirements.absolute()}"] if needs.requirements else []
-    requirements += [f"-e {needs.project}"] if needs.project else []
+    requirements += [*needs.packages, *(f"-e {project}" for project in needs.editable)]
     (home / "wanted.in").write_text("\n".join([*requirements, ""]), encoding="utf-8")
-    text, builds = _compiled(needs, home, []), list[str]()
+    kept = [f"{name}=={pins[name].partition('+')[0]}\n" for name in OF_LOCK if name in pins]
+    (home / "kept.txt").write_text("".join(kept), encoding="utf-8")
+    lenient = ["--override", "kept.txt"] if needs.is_lenient else []
+    text, builds = _compiled(needs, home, lenient), list[str]()
     if re.search(WITH_TORCH.pattern, text, re.MULTILINE) and not pip_settings.no_index(os.environ):
         try:
-            text, builds = _compiled(needs, home, CPU_BUILDS), [*CPU_BUILDS]
+            text, builds = _compiled(needs, home, [*CPU_BUILDS, *lenient]), [*CPU_BUILDS]
         except UpstreamError:
             sys.stderr.write(
                 "the index with CPU builds of torch cannot be reached; taking your index's builds\n"
@@ -304,7 +331,7 @@ def _require_first_index(entries: Sequence[Entry], needs: Needs, home: Path) -> 
         _compiled(needs, home, ["--no-deps"], "first.in", strategy="first-index")
     except UsageError as error:
         raise UsageError(
-            f"{needs.requirements or needs.project}: a version that only another index has is not taken where"
+            f"{needs.origin}: a version that only another index has is not taken where"
             f" the first index has a package of that name: {error.message.partition(': ')[2]}",
             fix=f"pin it with its hash, or set {STRATEGY}=unsafe-best-match to trust every index alike",
         ) from error
@@ -318,14 +345,17 @@ def _compiled(
     command = ["pip", "compile", file, "--constraint", "locked.txt", "--output-file", output.name]
     command += ["--quiet", "--no-header", "--no-annotate"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
-    if needs.project:
+    if needs.editable:
         # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
         command += ["--refresh"]
     process = _uv([*command, *more], home, {} if os.environ.get(STRATEGY) else {STRATEGY: strategy})
     if process.returncode == 0:
         return output.read_text(encoding="utf-8")
     answer = " ".join(process.stderr.replace("╰─▶", "").replace("×", "").split())
-    origin = needs.requirements or needs.project
+    origin = needs.origin
+    if NO_NETWORK.search(answer):
+        message = f"the packages of {origin} need the package index, which cannot be reached"
+        raise UpstreamError(message, fix="type it again with a network: they are then kept")
     if "No solution found" in answer or "unsatisfiable" in answer:
         message = f"{origin} does not fit the locked packages: {answer}"
         raise UsageError(message, fix="loosen that requirement; what is locked stays as it is")
@@ -343,9 +373,9 @@ def _install(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
     builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
     if entries:
         _checked(needs, _uv([*into, *builds, "-r", "install.txt"], home))
-    if needs.project:
+    for project in needs.editable:
         # uv builds it again only where one of few files has changed, unless it is told to.
-        _checked(needs, _uv([*into, "--refresh", "--editable", str(needs.project)], home))
+        _checked(needs, _uv([*into, "--refresh", "--editable", str(project)], home))
     # Added last, because uv must not know of the locked packages.
     (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
 
@@ -378,8 +408,8 @@ def _uv(
 def _checked(needs: Needs, process: CompletedProcess[str]) -> None:
     errors = " ".join(process.stderr.split())
     if "hash mismatch" in errors.lower():
-        raise IntegrityError(f"{needs.requirements}: {errors}", fix="find out who changed the package")
+        raise IntegrityError(f"{needs.origin}: {errors}", fix="find out who changed the package")
     if process.returncode:
-        message = f"the packages of {needs.requirements or needs.project} could not be installed: {errors}"
+        message = f"the packages of {needs.origin} could not be installed: {errors}"
         fix = "check the package index that pip or uv is set to, and the project's build"
         raise UpstreamError(message, fix=fix)

@@ -28,6 +28,9 @@ SAMPLE_FILES = (".npy", ".npz", ".pt")
 USUAL = ("make", "model")
 """Functions of so many files that they name none."""
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+SIBLING = re.compile(r"^\s*(?:from|import)\s+(\w+)\b", re.MULTILINE)
+"""The first name of an absolute import."""
+SOURCES, PROJECT = "src", "pyproject.toml"
 QUANTIZING = b"quantized_decomposed."
 POINTER = b"version https://git-lfs.github.com/spec/"
 WORD = re.compile(r"[^a-z0-9_.-]+")
@@ -39,6 +42,12 @@ class BadFactory(Exception):
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
         self.fix = fix
+
+    @property
+    def missing(self) -> str:
+        """The module that is not installed, if that is why."""
+        cause = self.__cause__
+        return (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
 
 
 def where_paths_begin(error: Exception) -> str:
@@ -86,9 +95,16 @@ def user_model(text: str, folder: Path) -> UserModel:
         if not re.search(rf"\b{function}\b|import \*", code):
             functions = FUNCTION.findall(code)
             raise UnknownName(f"{text}: nothing in {head} is called {function}", function, functions)
-        return UserModel(_name(path.stem, function), f"{path.stem}:{function}", path.parent, path)
+        search_path, module = _imported_as(path, code)
+        if module in sys.stdlib_module_names:
+            message = f"{text}: Python has a module of its own that is called {module}, and imports that one"
+            raise UsageError(message, fix=f"rename {path.name}, for example to {path.stem}_net.py")
+        return UserModel(_name(path.stem, function), f"{module}:{function}", search_path, path)
     if DOTTED.fullmatch(text) and not (folder / text).exists():
-        return UserModel(_name(head.rpartition(".")[2], function), text, folder.absolute())
+        source = folder / SOURCES
+        in_source = not module_file(head, [folder]) and module_file(head, [source])
+        search_path = source if in_source else folder
+        return UserModel(_name(head.rpartition(".")[2], function), text, search_path.absolute())
     if ADDRESS.match(text):
         raise refusal(text, folder)
     path = folder / text
@@ -101,6 +117,25 @@ def user_model(text: str, folder: Path) -> UserModel:
         message = f"{text}: expected {MODEL_HELP}, found {kind}"
         raise UsageError(message, fix=as_model(kind, Path(text)))
     raise refusal(text, folder)
+
+
+def _imported_as(path: Path, code: str) -> tuple[Path, str]:
+    """The folder that is searched for a file's module, and the module's name there. A part of a package
+    has the package in its name, or its relative imports would fail."""
+    beside = {file.stem for file in path.parent.glob("*.py")} - {"__init__"}
+    if beside & set(SIBLING.findall(code)):
+        # It is written to be run as a script.
+        return path.parent, path.stem
+    top = path.parent
+    while (top / "__init__.py").is_file() and top.name.isidentifier():
+        top = top.parent
+    below = [
+        folder for folder in path.parents if folder.name == SOURCES and (folder.parent / PROJECT).is_file()
+    ]
+    if below and not (below[0] / "__init__.py").is_file():
+        top = below[0]
+    words = path.relative_to(top).with_suffix("").parts
+    return (top, ".".join(words)) if all(map(str.isidentifier, words)) else (path.parent, path.stem)
 
 
 def _file(path: Path, text: str) -> Path:

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 from ci.models.not_models import MODEL_HELP
 from ci.models.user_model import UserModel, user_model
 from ci.one_model.named_files import (
+    path_of_package,
     require_file,
     require_inputs,
     require_outputs,
     require_program,
+    require_project,
     samples_in,
 )
 from ci.one_model.options import (
@@ -223,6 +225,10 @@ def check_model(args: argparse.Namespace, verb: str) -> None:
     if options.precision_file:
         require_file(options.precision_file, "--precision-file", "name a file that tune wrote")
     options.check_samples()
+    for text in options.packages:
+        path_of_package(text)
+    if options.project:
+        require_project(options.project, f"--project {options.project}")
     if not model.typed or model.lane == CHECKPOINT:
         return
     if verb == RUN:

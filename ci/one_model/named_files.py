@@ -12,6 +12,8 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.settings import user_path
 
+PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
+ARCHIVES = (".whl", ".zip", ".tar.gz")
 RECORD = "run.json"
 """What `run` writes beside the outputs of a program."""
 
@@ -40,6 +42,25 @@ def require_file(text: str | Path, flag: str, fix: str) -> None:
     path = user_path(text, flag, str(Parser.user_folder()))
     if not path.is_file():
         raise UsageError(f"{flag} {text}: there is no such file", fix=fix)
+
+
+def path_of_package(text: str) -> Path | None:
+    """The path that `--with` names; None where it is a requirement."""
+    path = user_path(text, "--with", str(Parser.user_folder())).absolute()
+    is_path = text.startswith((".", "/", "~")) or text.endswith(ARCHIVES)
+    if not is_path and ("/" not in text or "@" in text):
+        return None
+    if path.is_dir():
+        require_project(path, f"--with {text}")
+    elif not path.is_file():
+        raise UsageError(f"--with {text}: there is no such file or folder", fix="name a wheel or a project")
+    return path
+
+
+def require_project(folder: Path, typed: str) -> None:
+    if not any((folder / name).is_file() for name in PROJECT_FILES):
+        message = f"{typed}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}"
+        raise UsageError(message, fix="name the folder of pyproject.toml")
 
 
 def samples_in(text: str) -> Path:

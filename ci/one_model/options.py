@@ -40,10 +40,11 @@ FROM_MODEL = (COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST)
 """Verbs that take a model and make a program of it."""
 SEVERAL_AT_ONCE = (COMPILE, AUDIT, TUNE, FORECAST)
 
-HOW, GOAL = "how", "what must hold"
+HOW, GOAL, PACKAGES = "how", "what must hold", "the model's own packages"
 """Headings of --help."""
 OF_SEARCH = "the printed command decides what becomes of it"
 OF_MACHINE = "it says how the work is done, and not which"
+IN_KEY = "the key has the packages themselves"
 OF_PLACE = "the printed command says where it writes"
 SHOWS = "it chooses what is done with a result"
 
@@ -119,6 +120,33 @@ class ModelOptions(Options):
         parse=Path,
         verbs=(COMPILE, QUANTIZE, DIVERGENCE, REPAIR),
         suite="run.precision_file",
+    )
+    packages: tuple[str, ...] = option(
+        (),
+        "--with",
+        "a package of the model: a requirement, or the path of a wheel or a project; may be repeated",
+        metavar="PACKAGE",
+        verbs=FROM_MODEL,
+        group=PACKAGES,
+        decides_nothing=IN_KEY,
+    )
+    project: Path | None = option(
+        None,
+        "--project",
+        "the model's project, with its dependencies [the nearest pyproject.toml, once an import fails]",
+        metavar="FOLDER",
+        parse=Path,
+        verbs=FROM_MODEL,
+        group=PACKAGES,
+        decides_nothing=IN_KEY,
+    )
+    takes_project: bool = option(
+        True,
+        "--no-project",
+        "leave the nearest pyproject.toml alone",
+        verbs=FROM_MODEL,
+        group=PACKAGES,
+        decides_nothing=IN_KEY,
     )
     output: Path | None = option(
         None,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, StringConstraints, field_validator, model
 from ci.models.own_packages import NONE, Needs, needs_of
 from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
 from ci.suite.options import COMMANDS, STAGE, Choice, matcher
-from ci.suite.suite_file import LaneFields, LaneForm, Thresholds, missing_lane, parse_suite
+from ci.suite.suite_file import LaneFields, LaneForm, SuiteFile, Thresholds, missing_lane, parse_suite
 from ci.work.request import irrelevant
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
@@ -282,16 +282,7 @@ class Suites(LaneForm, Generic[P]):
         file = parse_suite(read(path), path, self)
         if not file.cases:
             raise missing_lane(file, self, self.stages[0])
-        needs, head = NONE, file.head
-        if self.runs_user_code and path != self.shipped:
-            needs = needs_of(
-                path,
-                head.requirements,
-                head.project,
-                variables=head.variables,
-                secrets=head.secrets,
-                wheels=head.wheels,
-            )
+        needs = self.needs_of(file)
         programs = [
             self.program(path, name, case, run, soc, profile, needs, self.lane)
             for name, case in file.cases.items()
@@ -299,6 +290,20 @@ class Suites(LaneForm, Generic[P]):
             for soc in socs or run.socs
         ]
         return with_accepted(programs)
+
+    def needs_of(self, file: SuiteFile) -> Needs:
+        """What its models need beside our packages."""
+        head = file.head
+        if not self.runs_user_code or file.path == self.shipped:
+            return NONE
+        return needs_of(
+            file.path,
+            head.requirements,
+            head.project,
+            variables=head.variables,
+            secrets=head.secrets,
+            wheels=head.wheels,
+        )
 
     def all_programs(
         self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ci.models.own_packages import Needs, OwnPackages, installed
+from ci.models.own_packages import OF_LOCK, Needs, OwnPackages, installed, locked_versions
+from ci.models.projects import contradicted, dependencies_of, nearest_project, version_at_hand
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
 from ci.suite.accuracy import METRIC, MetricFigures, below_floor, in_words
 from ci.suite.findings import not_passed, one_a_cause, verdict
@@ -291,15 +293,60 @@ def run_cached_step(step: Step[P], programs: Iterable[P]) -> dict[str, Result]:
     results = dict[str, Result]()
     step = replace(step, subject=_subject_of)
     for own, alike in by_packages(step.plan, list(programs)):
-        results |= run_step(step, alike, own)
+        answers = run_step(step, alike, own)
+        if module := next(filter(None, map(_missing_module, answers.values())), ""):
+            answers = _with_users_packages(step, alike, answers, module)
+        results |= answers
     return results
+
+
+def _missing_module(result: Result) -> str:
+    """The module that its model imports and that is not installed; else empty."""
+    return str(result.failure.details.get("missing") or "") if result.failure else ""
+
+
+def _with_users_packages(
+    step: Step[P], programs: Sequence[P], answers: dict[str, Result], module: str
+) -> dict[str, Result]:
+    """The results of a command line's model with the packages of its project; else what it lacks, with the
+    flag that names it."""
+    needs = programs[0].needs
+    if needs.model is None:
+        return answers
+    project = nearest_project(needs.model)
+    if needs.takes_nearest and project and needs not in _WITH_PROJECT:
+        sys.stderr.write(f"{module} is not installed: taking the packages of {project} (or --no-project)\n")
+        pins = locked_versions()
+        of_lock = {name: version for name, version in pins.items() if name in OF_LOCK}
+        for text, name, version in contradicted(dependencies_of(project), of_lock):
+            sys.stderr.write(f"its {text} does not count: {name} is {version}\n")
+        found = replace(needs, project=project, is_lenient=True)
+        _WITH_PROJECT[needs] = installed(found, step.plan.selection.store)
+        answers = run_step(step, programs, _WITH_PROJECT[needs])
+        module = next(filter(None, map(_missing_module, answers.values())), "")
+    if not module:
+        return answers
+    package = version_at_hand(module, project, os.environ)
+    fix = Fix("{}", ("--with", package)) if package else Fix("{}, if that is its package", ("--with", module))
+    return {name: _advised(result, fix) for name, result in answers.items()}
+
+
+def _advised(result: Result, fix: Fix) -> Result:
+    if result.failure is None or not _missing_module(result):
+        return result
+    return replace(result, failure=replace(result.failure, fix=fix))
+
+
+_WITH_PROJECT: dict[Needs, OwnPackages] = {}
+"""What this process has installed of the projects of models: their next steps have it too."""
 
 
 def by_packages(plan: WorkPlan, programs: Sequence[P]) -> Iterator[tuple[OwnPackages, list[P]]]:
     """The programs of suites with equal packages of their own, with these packages."""
     assert isinstance(plan, Plan)
     for needs in dict.fromkeys(program.needs for program in programs):
-        yield plan.packages[needs], [program for program in programs if program.needs == needs]
+        own = _WITH_PROJECT.get(needs) or plan.packages[needs]
+        yield own, [program for program in programs if program.needs == needs]
 
 
 def scores_of(

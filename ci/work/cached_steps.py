@@ -45,7 +45,7 @@ class Packages(Protocol):
     def folder(self) -> Path | None: ...
 
     @property
-    def project(self) -> Path | None: ...
+    def projects(self) -> tuple[Path, ...]: ...
 
     def key(self) -> Metric: ...
 
@@ -137,7 +137,7 @@ class _StepRun(Generic[P]):
         self._cached = CachedResults(store, step.kind)
         self._home = step.home(own)
         base = surroundings(
-            store, self._home.environment, own.folder if own else None, own.project if own else None
+            store, self._home.environment, own.folder if own else None, own.projects if own else ()
         )
         self._key_of_all: Key = {**base, "suite": own.key() if own else {}}
         # A cached program without files has none that --keep could keep.

@@ -123,11 +123,11 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
 
 
 def installed(
-    folders: tuple[str, ...], search: list[str], store: Path, project: Path | None = None
+    folders: tuple[str, ...], search: list[str], store: Path, projects: tuple[Path, ...] = ()
 ) -> dict[str, str]:
-    """What every key has of these folders of distributions, and of the folders of PYTHONPATH. `project` is
-    installed editable: where it lies counts for nothing, and of its code what it builds."""
-    places = {str(ROOT): "{toolkit}", **({str(project): "{project}"} if project else {})}
+    """What every key has of these folders of distributions, and of the folders of PYTHONPATH. `projects` are
+    installed editable: where one lies counts for nothing, and of its code what it builds."""
+    places = {str(ROOT): "{toolkit}", **{str(project): "{project}" for project in projects}}
     versions: dict[str, str] = {}
     loose: list[list[str]] = []
     for number, folder in enumerate(folders):

@@ -237,10 +237,10 @@ def processor() -> str:
 
 
 def surroundings(
-    store: Path, environ: Mapping[str, str], packages: Path | None = None, project: Path | None = None
+    store: Path, environ: Mapping[str, str], packages: Path | None = None, projects: tuple[Path, ...] = ()
 ) -> dict[str, Json]:
     """The rows of a key that all work of one home shares. `packages` is an environment of the suite's own,
-    and `project` what it has editable."""
+    and `projects` what it has editable."""
     from ci.work.child import table
 
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
@@ -251,7 +251,7 @@ def surroundings(
         "python": python_name(),
         "processor": processor(),
         "variables": {name: environ[name] for name in table().fixed if name in environ},
-        "packages": dict(installed(folders, search, store, project)),
+        "packages": dict(installed(folders, search, store, projects)),
         "PYTHONPATH": code,
         "toolkit": toolkit(),
     }

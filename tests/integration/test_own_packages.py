@@ -9,18 +9,30 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.models.own_packages import LOCKED, Needs, installed, locked_versions
+from ci.models.own_packages import LOCKED, Needs, OwnPackages, installed, locked_versions
+from ci.suite.stage import packages_of, run_cached_step
+from ci.work.cached_steps import Step
+from ci.work.child import closed
+from ci.work.jobs import WorkOptions
+from ci.work.outcome import Result
+from ci.work.schedule import Home
+from provisioning.base.commands import Fix
 from provisioning.base.errors import IntegrityError, UsageError
+from provisioning.base.settings import Selection
+from tests.support.importing_worker import ImportRequest
 from tests.support.lowering_suites import run
 from tests.support.repositories import write
+from tests.support.toy_lane import ToyCase, ToyPlan, ToyProgram, ToyRun
 from tests.support.wheels import SRC_PROJECT, make_wheel
 
+WORKER = "tests.support.importing_worker"
 PROJECT = {
     "pyproject.toml": SRC_PROJECT,
     "src/mynet/__init__.py": """\
@@ -209,3 +221,49 @@ def test_what_a_build_reads_is_seen_and_an_error_does_not_outlive_its_cause(
     installed(Needs(project=tmp_path / "other"), store)
     assert installed(Needs(project=project), store).folder == first
     assert len(list(packages.glob("*/resolved.txt"))) == 2
+
+
+def test_a_model_that_lacks_a_package_gets_its_projects_or_is_told_what_the_user_has(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where an import failed; the next step of the same model has the packages at once."""
+    write(root, {"pyproject.toml": SRC_PROJECT.replace('"einops>=0.7"', '"einops>=0.7", "torch==2.1.0"')})
+    alone = Needs(model=root / "src", takes_nearest=True)
+    assert imported("einops", alone, tmp_path).failure is None
+    printed = capsys.readouterr().err
+    assert str(root) in printed and "torch==2.1.0 does not count" in printed
+    assert imported("einops", alone, tmp_path).failure is None
+    assert str(root) not in capsys.readouterr().err
+
+    left = imported("einops", replace(alone, takes_nearest=False), tmp_path).failure
+    assert left and left.fix == "--with einops, if that is its package"
+    site = tmp_path / "active" / "lib" / "python3.12" / "site-packages" / "einops-0.8.1.dist-info"
+    record = "einops/__init__.py,,\neinops-0.8.1.dist-info/METADATA,,\n"
+    write(site, {"METADATA": "Metadata-Version: 2.1\nName: einops\nVersion: 0.8.1\n", "RECORD": record})
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
+    told = imported("einops", replace(alone, takes_nearest=False), tmp_path).failure
+    assert told and isinstance(told.fix, Fix) and told.fix.flags == ("--with", "einops==0.8.1")
+
+
+def imported(module: str, needs: Needs, folder: Path) -> Result:
+    """By a worker with these packages."""
+    selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder / "reports")
+    run = ToyRun(width=1, socs=("SM8650",))
+    program = ToyProgram(folder / "toy.toml", "net", ToyCase(run=(run,)), run, "SM8650", needs=needs)
+    packages = packages_of([program], selection.store)
+    plan = ToyPlan((program,), selection, WorkOptions(cache=False), folder / "logs", packages)
+
+    def home(own: OwnPackages) -> Home:
+        variables = {**closed(os.environ), **own.variables}
+        return Home(variables, plan.logs, f"{WORKER}:prepare", "nothing", "", own.python)
+
+    request = ImportRequest(module)
+    step: Step[ToyProgram] = Step(
+        plan=plan,
+        kind="import",
+        title="imports",
+        function=f"{WORKER}:imported",
+        home=home,
+        request=lambda _: request,
+    )
+    return run_cached_step(step, [program])[program.name]

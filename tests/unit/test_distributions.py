@@ -123,7 +123,7 @@ def test_where_a_project_lies_that_is_installed_editable_is_no_matter(tmp_path: 
     for project in (tmp_path / "clone", tmp_path / "other"):
         (folder := project / "site-packages").mkdir(parents=True)
         (folder / "net.pth").write_text(f"{project}/src")
-        keys.append(installed((str(folder),), [], tmp_path / "store", project))
+        keys.append(installed((str(folder),), [], tmp_path / "store", (project,)))
     assert keys[0] == keys[1]
 
 

@@ -128,7 +128,8 @@ def _exported(request: ExportRequest) -> ExportedRuns:
         try:
             runs[name] = _of_run(ChipModel.of(order), lines)
         except BadFactory as error:
-            runs[name] = ExportedRun(error=error_reply("factory", str(error), fix=error.fix))
+            more = {"fix": error.fix, "missing": error.missing}
+            runs[name] = ExportedRun(error=error_reply("factory", str(error), **more))
     return ExportedRuns(runs=runs, lines=lines, modules=tuple(modules_in(Path(request.search_path))))
 
 
@@ -205,7 +206,7 @@ class Failed(Exception):
 
 def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]:
     if isinstance(error, BadFactory):
-        return {"kind": "factory", "message": str(error), "fix": error.fix}
+        return {"kind": "factory", "message": str(error), "fix": error.fix, "missing": error.missing}
     if isinstance(error, Failed):
         return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source}
     message, fix = explained(error)

@@ -60,6 +60,7 @@ from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import require_program
 from ci.one_model.output import Ran
+from ci.one_model.packages import needs_of_model
 from ci.one_model.product import NoGraph, Outcome, Product, each_product, require_fp16
 from ci.operators import CpuOperator
 from ci.suite.accuracy import Inferences, against_in_words, in_words
@@ -305,7 +306,7 @@ def program_of(model: OneModel, soc: str = "", suite: Path | None = None) -> Exe
     user_model, samples, soc = model.file, model.samples_folder, soc or model.selection.soc
     file = precision_file_of(options.precision_file, "executorch")
     scheme = scheme_of(user_model, file.precision if file else model.precision)
-    factory = factory_in(user_model, suite) if suite else user_model.factory
+    factory, in_suite = factory_in(user_model, suite) if suite else user_model.factory, suite
     suite = suite or user_model.search_path / NO_SUITE
     request = suite_values(options, "run") | {"precision": scheme, "socs": (soc,)}
     # What the file says takes its place: the content, and not the name, decides what is compiled.
@@ -323,7 +324,8 @@ def program_of(model: OneModel, soc: str = "", suite: Path | None = None) -> Exe
         words = error.errors()[0]["msg"].removeprefix("Value error, ")
         message = f"{user_model.name}, {scheme}: expected {words}"
         raise UsageError(message, fix="correct that field of the run") from error
-    return passing(ExecutorchProgram(suite, user_model.name, case, run, soc, model.selection.profile), model)
+    profile, needs = model.selection.profile, needs_of_model(model, in_suite)
+    return passing(ExecutorchProgram(suite, user_model.name, case, run, soc, profile, needs), model)
 
 
 def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:

@@ -31,6 +31,9 @@ class LlmOptions(ModelOptions):
             "inputs",
             "outputs",
             "compare",
+            "packages",
+            "project",
+            "takes_project",
         }
     )
 

@@ -60,6 +60,7 @@ from ci.one_model.forecast import Forecasted, QnnEstimates, forecast, load_fit, 
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import require_program
 from ci.one_model.output import Ran
+from ci.one_model.packages import needs_of_model
 from ci.one_model.product import Outcome, Product, each_product, require_fp16
 from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
@@ -115,7 +116,9 @@ def program_of(model: OneModel, suite: Path | None = None) -> OnnxProgram:
     case = OnnxCase(
         model=place, dimensions=dimensions, samples=samples, inferences=options.inferences, run=(run,)
     )
-    return OnnxProgram(suite or Parser.user_folder() / NO_SUITE, user_model.name, case, run, selection.soc)
+    place_of_suite = suite or Parser.user_folder() / NO_SUITE
+    needs = needs_of_model(model, suite)
+    return OnnxProgram(place_of_suite, user_model.name, case, run, selection.soc, needs=needs)
 
 
 @dataclass(frozen=True)

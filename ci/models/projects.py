@@ -1,0 +1,82 @@
+"""The user's Python project and environment: what may have a package that the locked environment lacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from provisioning.base import toml
+from provisioning.base.settings import ROOT
+
+PROJECT = "pyproject.toml"
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+"""Variables that name the user's active environment."""
+OF_TORCH = ("torchvision", "torchaudio")
+"""Packages whose version follows from torch's."""
+
+
+def nearest_project(folder: Path) -> Path | None:
+    """The folder of the nearest pyproject.toml that describes a project; ours is none of the user's."""
+    for place in (folder, *folder.parents):
+        if (place / PROJECT).is_file() and "project" in _document(place):
+            return None if place == ROOT else place
+    return None
+
+
+def dependencies_of(project: Path) -> list[str]:
+    """What its pyproject.toml says that it needs; nothing of a project that only its build knows."""
+    table = _document(project).get("project", {})
+    names = table.get("dependencies", []) if isinstance(table, dict) else []
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _document(project: Path) -> dict[str, object]:
+    file = project / PROJECT
+    try:
+        return dict(toml.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except (toml.TOMLDecodeError, UnicodeDecodeError):
+        # What builds it says what is wrong.
+        return {}
+
+
+def contradicted(texts: Iterable[str], pins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Requirements of another version of a locked package, each with the locked name and version."""
+    for text in texts:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if name in pins and not requirement.specifier.contains(pins[name], prereleases=True):
+            yield text, name, pins[name]
+
+
+def version_at_hand(module: str, project: Path | None, environ: Mapping[str, str]) -> str:
+    """The requirement of the package that gives this module, as the user's environment has it; else empty."""
+    homes = [environ[name] for name in ACTIVE if environ.get(name)]
+    homes += [str(project / ".venv")] if project else []
+    for home in homes:
+        for folder in sorted(Path(home).glob("lib/python*/site-packages")):
+            for distribution in distributions(path=[str(folder)]):
+                if module in _modules_of(distribution):
+                    return _requirement_of(distribution)
+    return ""
+
+
+def _modules_of(distribution: Distribution) -> set[str]:
+    """The names under which it is imported."""
+    listed = (distribution.read_text("top_level.txt") or "").split()
+    if listed:
+        return set(listed)
+    code = [file for file in distribution.files or () if file.suffix in (".py", ".so")]
+    return {file.parts[0].partition(".")[0] for file in code}
+
+
+def _requirement_of(distribution: Distribution) -> str:
+    name = distribution.metadata["Name"]
+    version = distribution.version.partition("+")[0]
+    return name if name in OF_TORCH else f"{name}=={version}"
