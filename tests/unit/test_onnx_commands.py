@@ -17,11 +17,17 @@ import pytest
 from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
 from ci.explain.divergence import DivergenceResult
+from ci.explain.losses import ScoreRequest, Scores
 from ci.lanes.onnx import product
 from ci.lanes.onnx import stage as onnx_stage
+from ci.lanes.onnx.explain import scores_of
 from ci.lanes.onnx.orders import Mixed, QuantizedModel, RunReply
+from ci.lanes.onnx.product import program_of
 from ci.lanes.onnx.suite import programs_of
+from ci.model_commands import tune
 from ci.models.inputs import InputsUsed
+from ci.one_model.model import one_model_of
+from ci.one_model.options import TUNE
 from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, writing_into
 from ci.work import outcome
 from ci.work.plain import as_json
@@ -33,6 +39,7 @@ from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import CONTEXT, PREPARED, near
 from tests.support.schemas import check_answer
 from tests.support.stand_in_lane import POWER
+from tests.support.typed import parsed
 
 
 class TestOutput:
@@ -258,6 +265,18 @@ class TestRun:
         assert self.ran(model, "-o", str(tmp_path / "out")) == 0
         (output,) = Ran({}, tmp_path / "out").outputs
         assert np.load(output).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("rest", "times"), [(0, 1), (2, 2)])
+def test_scores_of_all_operators_are_kept_and_those_that_the_time_cut_short_are_not(
+    stand_in: StandIn, tmp_path: Path, rest: int, times: int
+) -> None:
+    stand_in.replies["scores"] = as_json(Scores((), (1.0,), rest))
+    model = write(conv_model(), tmp_path / "net.onnx")
+    tuned = one_model_of(parsed(tune, model, "--precision", "8a8w", "--floor", "30dB"), TUNE)
+    for _ in range(2):
+        assert scores_of(tuned, program_of(tuned), ScoreRequest("u16u8")).rest == rest
+    assert [what for what, _ in stand_in.orders].count("scores") == times
 
 
 class TestAudit:

@@ -40,6 +40,7 @@ from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step
 from ci.work.cached_steps import Step, require_done
+from ci.work.plain import read
 from ci.work.request import File
 from provisioning import known_faults
 from provisioning.base.command_line import Parser
@@ -58,7 +59,7 @@ def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimit
         "searched",
         request=limits,
         title="the operator that differs",
-        rest="between",
+        is_done=lambda reply: not read(DivergenceResult, reply).between,
     )
     searched = answered(replace(step, remains_of=remains_of), DivergenceResult)
     result, first = searched.answer, searched.answer.first
@@ -86,7 +87,7 @@ def scores_of(model: OneModel, program: OnnxProgram, request: ScoreRequest) -> S
         "scored",
         request=request,
         title="scores",
-        rest="left",
+        is_done=lambda reply: not read(Scores, reply).rest,
     )
     return answered(step, Scores).answer
 

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -136,15 +136,15 @@ def command_step(
     request: DataclassInstance = NOTHING,
     prepared: Preparing = DRAWN,
     title: str = "programs",
-    rest: str = "",
+    is_done: Callable[[Mapping[str, object]], bool] = lambda reply: True,
     keeps_files: bool = False,
 ) -> Step[OnnxProgram]:
     """What a command for one model asks of the worker. A search may end before it is done, and goes on the
-    next time: `rest` is the name of what there was no time for."""
+    next time: its reply is kept only if `is_done` says so."""
 
     def accepts(program: OnnxProgram, result: Result) -> bool:
         assert isinstance(result.record, CommandAnswer)
-        return not (rest and result.record.answer[rest])
+        return is_done(result.record.answer)
 
     return onnx_step(
         plan,
