@@ -168,6 +168,9 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
         same = _same_run(report, newest)
         if of_models(report) and not alone:
             page[stage] = report
+        elif of_models(report) and not same:
+            # A command that was typed before the gate is none of its stages.
+            continue
         elif report.profile not in ("", profile):
             left_out[stage] = f"its report is of profile {report.profile}, and this run's is {profile}"
         elif old or (not same and (alone or when is None)):

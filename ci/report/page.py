@@ -10,6 +10,7 @@ import base64
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -48,9 +49,15 @@ LIMIT = 1024 * 1024 - 4096
 """GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""
 ROOM_FOR_NOTE = 200
 """Bytes that are kept for saying how much was left out."""
-ENTITIES = {ord(sign): f"&#{ord(sign)};" for sign in "\\`*_{}[]()#+-.!|~$@:/<>&"}
-"""What Markdown or HTML may take for its own. An entity, not a backslash: `\\|` ends a cell in some viewers,
-and @ and : would still link."""
+STEERING = re.compile(
+    r"[\\`*{}\[\]#!|~$@<>&]"  # marks of Markdown and HTML, mentions and numbers of issues
+    r"|(?<![A-Za-z\d])_|_(?![A-Za-z\d])"  # inside a word it is no mark
+    r"|:(?=//)|(?<=www)\.|:(?=\w+:)"  # addresses and emojis
+    r"|(?<=GH)-",
+    re.IGNORECASE,
+)
+"""What Markdown, HTML or GitHub may take for its own. It is written as an entity: behind a backslash, `|`
+ends a cell in some viewers, and @ and : would still link."""
 
 
 def html(reports: Sequence[Report], folder: Path | None = None) -> str:
@@ -115,7 +122,8 @@ def cell(text: str) -> Markup:
     """Any text as the content of a table cell that shows exactly it."""
     from markupsafe import Markup
 
-    return Markup(visible(text).strip().translate(ENTITIES).replace("\n", "<br>"))
+    shown = STEERING.sub(lambda sign: f"&#{ord(sign[0])};", visible(text).strip())
+    return Markup(shown.replace("\n", "<br>"))
 
 
 def code(text: str) -> str:

@@ -362,7 +362,7 @@ class Result:
 
 def line_of(result: Result) -> Line:
     """Of a failure its kind alone: the error follows, or is in the report."""
-    return failed(result.failure.kind) if result.failure else Line("passed")
+    return failed(result.failure.kind) if result.failure else Line("done")
 
 
 VARIES = re.compile(

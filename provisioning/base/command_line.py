@@ -32,7 +32,7 @@ from provisioning.base.errors import (
 )
 from provisioning.base.files import disk_error
 from provisioning.base.foreign import visible
-from provisioning.base.rendering import drop_output
+from provisioning.base.rendering import drop_output, wants_colour
 from provisioning.base.settings import CLONE, user_path
 from provisioning.base.units import aligned, columns, readable
 
@@ -123,7 +123,7 @@ class Parser(argparse.ArgumentParser):
         answer.add_error(error)
         words = [action.metavar or action.dest for action in self._get_positional_actions()]
         usage = " ".join(["usage:", self.prog, *map(str, words), "[options]"])
-        self.exit(UsageError.exit_code, f"error: {message}\n  try: {error.fix}\n{usage}\n")
+        self.exit(UsageError.exit_code, _red(f"error: {message}\n  try: {error.fix}\n{usage}\n"))
 
     def _explain(self, message: str) -> UsageError:
         """With the flag or the choice that was meant."""
@@ -391,7 +391,13 @@ def show_error(error: ToolkitError) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output(sys.stdout)
-    sys.stderr.write(readable(visible(text), sys.stderr))
+    sys.stderr.write(_red(readable(visible(text), sys.stderr)))
+
+
+def _red(text: str) -> str:
+    """The text of an error, whose first word is red on a terminal."""
+    is_red = sys.stderr.isatty() and wants_colour(sys.stderr)
+    return f"\x1b[1;31merror:\x1b[0m{text.removeprefix('error:')}" if is_red else text
 
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:

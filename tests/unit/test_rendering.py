@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from ci.report.page import cell, markdown
 from ci.report.renderings import junit, sarif
@@ -187,8 +188,28 @@ def test_any_text_survives_a_workflow_command(message: str, title: str) -> None:
 @given(TEXT)
 def test_any_text_survives_a_markdown_cell(text: str) -> None:
     shown = cell(text)
-    assert not re.search(r"[|`*_\[\]\n\\]|<(?!br>)", shown)
+    assert not re.search(r"[|`*\[\]\n\\]|<(?!br>)", shown)
     assert html.unescape(shown.replace("<br>", "\n")) == visible(text).strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["_all_ and __all__", "a_b _c", "**b**", "https://evil.example", "www.evil.example", "#1", "![a](b)"],
+)
+def test_a_markdown_cell_is_text_and_nothing_else(text: str) -> None:
+    """GitHub makes links of addresses, too, also where Markdown makes none."""
+    table = f"| a |\n| --- |\n| {cell(text)} |\n"
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(table)
+    (inline,) = [token for token in tokens if token.type == "inline" and token.content != "a"]
+    children = inline.children or []
+    assert "".join(token.content for token in children) == text
+    assert {token.type for token in children} <= {"text", "text_special"}
+    assert not re.search(r"://|www\.|#\d(?!\d*;)|@", cell(text))
+
+
+def test_names_paths_and_commands_are_plain_in_a_markdown_cell() -> None:
+    plain = "qnn-ci test_lowering --suite ci/models.toml -k net_gelu/8a8w/SM8650 (1 of 2, 3.5 dB)"
+    assert cell(plain) == plain
 
 
 @given(st.lists(REPORTS, min_size=1, max_size=3))

@@ -147,6 +147,10 @@ PAGES: dict[str, tuple[list[Report], dict[str, str]]] = {
         [gate("test_emulator", **LATER), _report("bench"), _report("test_emulator")],
         {"test_emulator": "did not run", "bench": "skipped"},
     ),
+    "a gate, after models": (
+        [of_model(), of_model(), gate("validate", **LATER), _report("validate", **LATER)],
+        {"validate": "pass"},
+    ),
     "what a gate left out belongs to it, though it has no time": (
         [
             gate("test_emulator", "validate", **LATER),
