@@ -21,7 +21,7 @@ if str(ROOT) not in sys.path:
 
 from ci.__main__ import VERBS as CI  # noqa: E402
 from ci.lanes.registry import lanes_by_stage  # noqa: E402
-from ci.one_model.model import check_model, lane_of  # noqa: E402
+from ci.one_model.model import check_model, lane_of, through_of  # noqa: E402
 from ci.suite import options  # noqa: E402
 from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
@@ -101,7 +101,7 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         typed = command_line.arguments_of(CI[verb], arguments)
         if not typed.model and (lane := getattr(typed, "lane", None)):
             return "ci", lane
-        return "ci", lane_of(typed.model, folder).environment
+        return "ci", lane_of(typed.model, folder, through_of(typed, verb)).environment
     package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)
     return package, table[verb].environment
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import CHECKPOINT, OneModel, add_model, one_model_of
+from ci.one_model.model import CHECKPOINT, ONNX, OneModel, add_model, one_model_of
 from ci.one_model.options import COMPILE
 from provisioning.base.command_line import show_error
 from provisioning.base.errors import ToolkitError, UsageError
@@ -22,6 +22,7 @@ EXAMPLES = """\
   qnn-ci compile net.py:model --precision fp16 --precision 16a8w --precision 8a8w -o out/
   qnn-ci compile package.net:model --soc SM8650 --soc SM8750 -o out/
   qnn-ci compile model.onnx --precision 16a8w --calibrate samples/ -o out/
+  qnn-ci compile net.py:model --through onnx --precision 16a8w -o out/
   qnn-ci compile Llama-3.2-1B/ --soc SM8750 --precision 16a8w --calibrate text.txt --context 1024 -o out/
   qnn-ci compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt --through executorch -o out/
   qnn-ci compile net.py:model --precision 8a8w --suite models.toml -o out/
@@ -34,6 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = one_model_of(args, COMPILE)
+    if model.lane == ONNX:
+        from ci.lanes.onnx.exporting import as_onnx
+
+        model = as_onnx(model, model.output)
     precisions: list[str | None] = [*dict.fromkeys(model.options.precisions)] or [None]
     suite = model.options.suite
     return compile_precisions(model, precisions, suite.absolute() if suite else None)

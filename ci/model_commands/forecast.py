@@ -10,6 +10,7 @@ from provisioning.base import answer
 
 EXAMPLES = """\
   qnn-ci forecast model.onnx --precision 8a8w
+  qnn-ci forecast net.py:model --precision fp16
   qnn-ci forecast model.onnx --precision 16a8w --calibrate samples/ --phone 'Galaxy S25'
 """
 
@@ -19,12 +20,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.lanes.onnx.exporting import as_onnx
+    from ci.lanes.onnx.product import forecasted
     from ci.one_model.forecast import load_forecasts
 
     table = load_forecasts()
     model = one_model_of(args, FORECAST)
     phones = [table.phone_of(name) for name in model.options.phones] or [*table.phones]
-    forecast = model.lane.product.forecasted(model, phones)
+    forecast = forecasted(as_onnx(model, model.selection.reports / "exported"), phones)
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecast.forecasts])
     answer.add(withheld=forecast.withheld, fix=forecast.fix)
     print("\n".join(forecast.in_words()))

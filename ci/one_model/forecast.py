@@ -77,10 +77,6 @@ def load_forecasts() -> Forecasts:
 
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
 ON_A_PHONE = Fix("measure it on a phone: {}", ("run_device", "--inputs", "FILES"))
-ONNX_ALONE, TO_ONNX = (
-    "forecasts are fitted for ONNX models only",
-    "export it with torch.onnx.export, and name the .onnx",
-)
 UNFAMILIAR = 0.1
 """Above this share of operators that no fitted model has, a model is of another kind than they."""
 

@@ -150,8 +150,8 @@ class OneModel:
         return (*self.options.traits, *self.selection.socs)
 
 
-def lane_of(model: str | None, folder: Path) -> ModelLane:
-    """The lane of the model that MODEL names for a user in this folder."""
+def lane_of(model: str | None, folder: Path, through: str = "") -> ModelLane:
+    """The lane of the model that MODEL names for a user in this folder, and that --through names."""
     if model is None:
         return PYTORCH
     if model.endswith(".onnx"):
@@ -159,12 +159,21 @@ def lane_of(model: str | None, folder: Path) -> ModelLane:
     # A folder in the Hugging Face format, what is often taken for one, or what `compile` wrote for Genie.
     names = ("config.json", "adapter_config.json", "genie_config.json")
     files = (folder / model / name for name in names)
-    return CHECKPOINT if any(file.is_file() for file in files) else PYTORCH
+    if any(file.is_file() for file in files):
+        return CHECKPOINT
+    return ONNX if through == ONNX.environment else PYTORCH
+
+
+def through_of(args: argparse.Namespace, verb: str) -> str:
+    """What the user, or the verb itself, says of the lane."""
+    return ONNX.environment if verb == FORECAST else getattr(args, "through", "")
 
 
 def kinds_of(verb: str) -> Mapping[str, type[ModelOptions]]:
     """The options of each kind of models that the verb takes."""
     lanes = [lane for lane in LANES if verb in (COMPILE, RUN) or not lane.only_compiles]
+    # Of a PyTorch model its export is forecast.
+    lanes = [ONNX] if verb == FORECAST else lanes
     return {lane.models: lane.options for lane in lanes}
 
 
@@ -184,7 +193,7 @@ def add_model(
 
 def one_model_of(args: argparse.Namespace, verb: str) -> OneModel:
     """MODEL. Refuses what the verb does not take: kinds of models, and flags that this kind ignores."""
-    lane, kinds = lane_of(args.model, Parser.user_folder()), kinds_of(verb)
+    lane, kinds = lane_of(args.model, Parser.user_folder(), through_of(args, verb)), kinds_of(verb)
     if not args.model and read_options(ModelOptions, args).lane == ONNX.environment:
         lane = ONNX
     if lane.models not in kinds:
@@ -235,8 +244,7 @@ def check_model(args: argparse.Namespace, verb: str) -> None:
         require_program(path, model.typed)
         return
     user_model(model.typed, Parser.user_folder())
-    # A forecast chooses the lane's form of it.
-    for precision in options.precisions if verb != FORECAST else ():
+    for precision in options.precisions:
         precision_in(model.lane, precision)
 
 

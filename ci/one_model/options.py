@@ -36,9 +36,14 @@ COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST, RUN = (
     "forecast",
     "run",
 )
+THROUGH = ("genie", "executorch", "onnx")
+"""What --through takes: the runtime of a language model, or the lane of another PyTorch model."""
+
+THROUGH_HELP = "the runtime of a language model [genie]; onnx: export a PyTorch model, and compile that"
+
 FROM_MODEL = (COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST)
 """Verbs that take a model and make a program of it."""
-SEVERAL_AT_ONCE = (COMPILE, AUDIT, TUNE, FORECAST)
+SEVERAL_AT_ONCE = (COMPILE, AUDIT, TUNE)
 
 HOW, GOAL, PACKAGES = "how", "what must hold", "the model's own packages"
 """Headings of --help."""
@@ -296,7 +301,6 @@ class ModelOptions(Options):
         metavar="N",
         parse=count,
         verbs=SEVERAL_AT_ONCE,
-        helps={FORECAST: "models to compile in parallel [cores]"},
         unprinted=OF_MACHINE,
         decides_nothing=OF_MACHINE,
     )

@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.settings import ROOT
-from tests.support.onnx_models import context_model, conv_model, write
+from tests.support.onnx_models import context_model
 from tests.support.page_examples import Example, examples_of, not_printed
 from tests.support.typed import FROM_ELSEWHERE, typed
 
@@ -45,12 +44,7 @@ def _printed(example: Example, folder: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write(conv_model(), tmp_path / "net.onnx")
-    (tmp_path / "samples").mkdir()
-    generator = np.random.default_rng(1)
-    for number in range(8):
-        sample = generator.standard_normal((1, 3, 8, 8)).astype(np.float32)
-        np.save(tmp_path / "samples" / f"{number}.npy", sample)
+    assert typed("example", cwd=tmp_path).returncode == 0
     context_model(tmp_path / "old", build_id="v2.49.40.260810104044")
     (tmp_path / "old" / "model_ctx.onnx").rename(tmp_path / "old" / "m_ctx.onnx")
     return tmp_path

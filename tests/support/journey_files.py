@@ -69,12 +69,6 @@ def _convolution(path: Path) -> None:
     write(conv_model(), path)
 
 
-def _photographs(path: Path) -> None:
-    from tests.support.onnx_models import photographs, write
-
-    write(photographs(), path)
-
-
 def _root_mean_square(path: Path) -> None:
     from tests.support.onnx_models import root_mean_square, write
 
@@ -152,7 +146,6 @@ FILES: dict[str, Callable[[Path], object]] = {
     "function that gives images": _text(IMAGES),
     "small rows": lambda path: _some(path, (4, 16), 0.05),
     "ONNX convolution": _convolution,
-    "ONNX network of photographs": _photographs,
     "ONNX root mean square": _root_mean_square,
     "checkpoint": _checkpoint(),
     "checkpoint of SmolLM 3": _checkpoint(

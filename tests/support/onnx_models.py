@@ -46,31 +46,6 @@ def conv_model(
     return model_of(nodes, shape=shape, output=(shape[0], 4, *shape[2:]), weights=weights)
 
 
-def photographs(size: int = 224) -> Any:
-    """Large enough that a phone takes it longer than to be asked: some tenths of a millisecond."""
-    generator, nodes, weights = np.random.default_rng(0), [], {}
-    read, channels = "x", 3
-    for number, (width, stride) in enumerate(
-        [(32, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)]
-    ):
-        drawn = generator.standard_normal((width, channels, 3, 3)) / np.sqrt(9 * channels)
-        weights[f"w{number}"] = drawn.astype(np.float32)
-        nodes += [
-            helper.make_node(
-                "Conv",
-                [read, f"w{number}"],
-                [f"c{number}"],
-                name=f"conv{number}",
-                pads=[1] * 4,
-                strides=[stride] * 2,
-            ),
-            helper.make_node("Relu", [f"c{number}"], [f"r{number}"], name=f"relu{number}"),
-        ]
-        read, channels = f"r{number}", width
-    nodes.append(helper.make_node("GlobalAveragePool", [read], ["y"], name="pool"))
-    return model_of(nodes, shape=(1, 3, size, size), output=(1, 256, 1, 1), weights=weights)
-
-
 def root_mean_square() -> Any:
     """The provider computes the reciprocal of a quantized input below 1 wrongly; the CPU is right."""
     nodes = [

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import checker
 
 from ci.__main__ import VERBS
 from ci.artifacts.compiler_log import Traffic
@@ -21,8 +22,10 @@ from ci.explain.losses import ScoreRequest, Scores
 from ci.lanes.onnx import product
 from ci.lanes.onnx import stage as onnx_stage
 from ci.lanes.onnx.explain import scores_of
+from ci.lanes.onnx.model_file import load_graph, signature_of
 from ci.lanes.onnx.orders import Mixed, QuantizedModel, RunReply
 from ci.lanes.onnx.product import program_of
+from ci.lanes.onnx.samples import read_samples
 from ci.lanes.onnx.suite import programs_of
 from ci.model_commands import tune
 from ci.models.inputs import InputsUsed
@@ -39,7 +42,7 @@ from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import CONTEXT, PREPARED, near
 from tests.support.schemas import check_answer
 from tests.support.stand_in_lane import POWER
-from tests.support.typed import parsed
+from tests.support.typed import parsed, typed
 
 
 class TestOutput:
@@ -307,3 +310,44 @@ def test_a_written_file_is_named_as_it_is_typed(tmp_path: Path, monkeypatch: pyt
     assert file_line(Path("out/net.pte")) == file_line(file) == "       1,234  out/net.pte"
     monkeypatch.chdir(file.parent)
     assert file_line(file) == "       1,234  net.pte"
+
+
+def test_the_example_has_an_onnx_with_samples_that_it_takes_and_no_folder_is_mixed_with_it(
+    tmp_path: Path,
+) -> None:
+    assert typed("example", cwd=tmp_path).returncode == 0
+    model = tmp_path / "net.onnx"
+    checker.check_model(str(model), full_check=True)
+    samples = read_samples(tmp_path / "samples", signature_of(load_graph(model)))
+    assert len(samples) == 8 and not np.array_equal(samples[0]["x"], samples[1]["x"])
+    (tmp_path / "again" / "samples").mkdir(parents=True)
+    assert typed("example", cwd=tmp_path / "again").returncode == 2
+    assert [path.name for path in (tmp_path / "again").iterdir()] == ["samples"]
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("net.onnx", ["--through", "onnx"]),
+        ("net.py:model", ["--through", "genie"]),
+        ("Llama", ["--through", "onnx"]),
+        ("net.py:model", ["--through", "onnx", "--backend", "htp"]),
+        ("net.py:model", ["--through", "onnx", "--dimension", "batch=1"]),
+    ],
+)
+def test_what_through_onnx_cannot_mean_is_refused_before_anything_is_exported(
+    model: str, flags: list[str], tmp_path: Path
+) -> None:
+    assert typed("example", cwd=tmp_path).returncode == 0
+    (tmp_path / "Llama").mkdir()
+    (tmp_path / "Llama" / "config.json").write_text("{}")
+    done = typed("compile", model, *flags, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 2 and flags[-2] in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_takes_the_place_of_no_model_of_the_users(tmp_path: Path) -> None:
+    assert typed("example", cwd=tmp_path).returncode == 0
+    before = (tmp_path / "net.onnx").read_bytes()
+    done = typed("compile", "net.py:model", "--through", "onnx", "-o", ".", cwd=tmp_path)
+    assert done.returncode == 2 and (tmp_path / "net.onnx").read_bytes() == before, done.stderr

@@ -16,8 +16,8 @@ from ci.lanes.onnx.model_options import OnnxOptions
 from ci.lanes.onnx.options import parse_assignments
 from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
-from ci.one_model.model import CHECKPOINT, LANES, ModelLane, OneModel, one_model_of
-from ci.one_model.options import COMPILE, FROM_MODEL, RUN, Floor, ModelOptions, floor
+from ci.one_model.model import LANES, ModelLane, OneModel, kinds_of, one_model_of
+from ci.one_model.options import FROM_MODEL, RUN, Floor, ModelOptions, floor
 from ci.suite.options import Choice
 from provisioning.base.command_line import Parser, count, duration, module_of
 from provisioning.base.commands import Fix
@@ -159,7 +159,7 @@ def test_a_command_for_a_suites_onnx_has_its_options(data: st.DataObject) -> Non
 def test_a_command_for_one_model_parses_back_to_the_options_it_came_from(
     verb: str, lane: ModelLane, checkpoint: Path, data: st.DataObject
 ) -> None:
-    if lane == CHECKPOINT and verb not in (COMPILE, RUN):
+    if lane.models not in kinds_of(verb):
         return
     tried = OneModel(
         data.draw(SELECTIONS),

@@ -55,7 +55,6 @@ from ci.lanes.executorch.steps import (
 from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.models.inputs import Array, GraphSignature, Sample, Tensor, drawn, read_inputs
 from ci.models.user_model import UserModel
-from ci.one_model.forecast import ONNX_ALONE, TO_ONNX, Forecasted
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import require_program
@@ -514,7 +513,3 @@ def _where(contents: CompiledProgram) -> str:
     on_cpu = ", ".join(f"{count} {name}" for name, count in kernels.items())
     delegated = [f"{plural(count, 'part')} on the emulator ({name})" for name, count in parts.items()]
     return "; ".join([*delegated, f"on the CPU: {on_cpu}" if on_cpu else "nothing on the CPU"])
-
-
-def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
-    return Forecasted(withheld=ONNX_ALONE, fix=TO_ONNX)

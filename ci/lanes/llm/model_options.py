@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from ci.one_model.named_files import require_file
-from ci.one_model.options import COMPILE, LANGUAGE_TIMEOUT, OF_MACHINE, RUN, ModelOptions
+from ci.one_model.options import (
+    COMPILE,
+    LANGUAGE_TIMEOUT,
+    OF_MACHINE,
+    RUN,
+    THROUGH,
+    THROUGH_HELP,
+    ModelOptions,
+)
 from provisioning.base.command_line import count, duration
 from provisioning.base.option_fields import Options, option
 from provisioning.base.settings import MANIFESTS
@@ -40,8 +48,8 @@ class LlmOptions(ModelOptions):
     through: str = option(
         "genie",
         "--through",
-        "the runtime [genie]",
-        choices=("genie", "executorch"),
+        THROUGH_HELP,
+        choices=THROUGH,
         verbs=(COMPILE,),
         suite="run.through",
     )

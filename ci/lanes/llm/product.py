@@ -105,6 +105,11 @@ def compile_order(model: OneModel, folder: Path) -> tuple[Architecture, CompileO
         raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
     text = calibrate_of(model)
     precision = written_name(model.precision or "fp16")
+    if through not in PRECISIONS:
+        raise UsageError(
+            f"--through {through} is for other PyTorch models, and {model.typed} is a checkpoint",
+            fix=f"leave --through out, or take {' or '.join(PRECISIONS)}",
+        )
     if precision not in (choices := PRECISIONS[through]):
         refuse_several(precision)
         raise UsageError(

@@ -15,6 +15,8 @@ from ci.one_model.options import (
     FROM_MODEL,
     REPAIR,
     RUN,
+    THROUGH,
+    THROUGH_HELP,
     TUNE,
     ModelOptions,
 )
@@ -29,6 +31,15 @@ OPTION_HELP = (
 class OnnxOptions(ModelOptions):
     ignored: ClassVar[frozenset[str]] = frozenset({"jobs"})
 
+    through: str = option(
+        "",
+        "--through",
+        THROUGH_HELP,
+        choices=THROUGH,
+        verbs=(COMPILE,),
+        unprinted="the printed command names the .onnx that was exported",
+        decides_nothing="what is exported decides",
+    )
     per_channel: bool = option(
         False,
         "--per-channel",

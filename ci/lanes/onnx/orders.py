@@ -70,6 +70,34 @@ class OnnxRunRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportToFile:
+    """What a process gets that exports one PyTorch model."""
+
+    factory: str
+    """As a suite in `search_path` names it."""
+    search_path: str
+    user_folder: str
+    model: str
+    """The name of the file."""
+    folder: str
+    """The name of the folder of samples."""
+    into: str = ""
+    """Where both are written."""
+    samples: str = ""
+    """A folder of the user's samples."""
+    inferences: int | None = None
+    calibration: int | None = None
+    do: str = "export"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    notes: tuple[str, ...]
+    compared: int | None
+    """How many of the samples are compared; None where the user has given them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunReply:
     build_id: str
 

@@ -43,6 +43,8 @@ from ci.lanes.onnx.orders import (
     Chips,
     CompiledContext,
     CompileOptions,
+    ExportedFile,
+    ExportToFile,
     Mixed,
     PreparedModel,
     Preparing,
@@ -67,6 +69,7 @@ from ci.models.inputs import (
     Array,
     InputsUsed,
     Sample,
+    as_files,
     drawn,
     drawn_compared,
     most_calibrating,
@@ -326,13 +329,43 @@ def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Seque
     model, subject = provider.export(case.factory, *arguments)
     if isinstance(subject, dict):
         return model, _resembling(subject, case, count), ()
-    choice = subject.choose(case.inferences, count)
+    return model, _chosen(model, subject, case.inferences, count), subject.notes
+
+
+def _chosen(model: Path, subject: Any, inferences: int | None, calibration: int | None) -> Divided:
+    """The samples of a PyTorch model, by the names of the inputs of what was exported of it."""
+    choice = subject.choose(inferences, calibration)
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
     def by_name(samples: list[tuple[Any, ...]]) -> list[Sample]:
         return [dict(zip(names, (tensor.numpy() for tensor in sample), strict=True)) for sample in samples]
 
-    return model, Divided(by_name(choice.compared), by_name(choice.calibrating), choice.used), subject.notes
+    return Divided(by_name(choice.compared), by_name(choice.calibrating), choice.used)
+
+
+def export_file(request: ExportToFile) -> ExportedFile:
+    """A PyTorch model as an .onnx, with a file for each sample of the user's or of its own function."""
+    import numpy as np
+
+    from ci.models.factory import inputs_named
+
+    into, user_folder = Path(request.into), Path(request.user_folder)
+    inputs = inputs_named(request.samples, (), user_folder)
+    search_path = Path(request.search_path)
+    model, subject = provider.export(request.factory, {}, search_path, into, OPSET, inputs, own_names=True)
+    if isinstance(subject, dict):
+        chosen, notes = Divided([subject], [subject], InputsUsed(1, 1, given=1)), list[tuple[str, str]]()
+    else:
+        chosen, notes = _chosen(model, subject, request.inferences, request.calibration), subject.notes
+    model.rename(into / request.model)
+    folder = into / request.folder
+    folder.mkdir()
+    is_single = chosen.used.given == 1
+    samples = chosen.compared if is_single else as_files(chosen.compared, chosen.calibrating)
+    for number, sample in enumerate(samples):
+        np.savez(folder / f"{number:03}.npz", **sample)  # type: ignore[arg-type]
+    compared = None if chosen.used.given else chosen.used.compared
+    return ExportedFile(tuple(message for _, message in notes), compared)
 
 
 def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:

@@ -331,16 +331,20 @@ def export(
     into: Path,
     opset: int,
     inputs: Any = None,
+    *,
+    own_names: bool = False,
 ) -> tuple[Path, Any]:
-    """Write the factory's model as model.onnx; returns the model too. One of torch gets inputs input_0,
-    input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""
-    import torch
-
-    from ci.models.factory import call, factory_of, model_of, require_float32
-    from ci.models.model_lines import explained
+    """Write the factory's model, or a .pt2, as model.onnx; returns the model too. One of torch gets inputs
+    input_0, input_1 …, or those of its forward; of an ONNX model, the factory's sample is returned. `inputs`
+    replaces the factory's own."""
+    from ci.models.factory import call, factory_of, make, model_of
     from ci.models.user_model import BadFactory
 
     path = into / "model.onnx"
+    if dotted.endswith(".pt2"):
+        return path, _export_module(
+            dotted, make(dotted, arguments, search_path, inputs), path, opset, own_names
+        )
     factory = factory_of(dotted, arguments, search_path)
     product = call(dotted, factory, arguments)
     if isinstance(product, tuple) and isinstance(product[0], onnx.ModelProto):
@@ -352,7 +356,20 @@ def export(
         onnx.save(model, str(path))
         return path, values
     subject = model_of(dotted, product, inputs, factory)
+    return path, _export_module(dotted, subject, path, opset, own_names)
+
+
+def _export_module(dotted: str, subject: Any, path: Path, opset: int, own_names: bool) -> Any:
+    import torch
+
+    from ci.models.factory import require_float32
+    from ci.models.mistakes import parameters_of
+    from ci.models.model_lines import explained
+
     sample = subject.sample(0)
+    names = parameters_of(subject.model.forward) if own_names else ()
+    if len(names) < len(sample):
+        names = tuple(f"input_{index}" for index in range(len(sample)))
     # Refuse a model that keeps state, because an export would leave the state out.
     require_float32([*sample, *subject.outputs([sample])[0]])
     try:
@@ -363,7 +380,7 @@ def export(
                 str(path),
                 dynamo=True,
                 opset_version=opset,
-                input_names=[f"input_{index}" for index in range(len(sample))],
+                input_names=list(names[: len(sample)]),
                 external_data=False,
                 optimize=True,
                 verbose=False,
@@ -376,4 +393,4 @@ def export(
     simplify_gathers(proto)
     onnx.save(proto, str(path))
     onnx.checker.check_model(str(path), full_check=True)
-    return path, subject
+    return subject

@@ -33,6 +33,7 @@ from ci.lanes.onnx.orders import (
     CommandAnswer,
     CompileOptions,
     ExportedModel,
+    ExportToFile,
     FileName,
     OnnxRunRequest,
     PreparedModel,
@@ -285,6 +286,12 @@ def _run_model(request: Mapping[str, object]) -> dict[str, object]:
     return as_json(RunReply(onnx_runtime.installed_build()))
 
 
+def _exported_file(request: Mapping[str, object]) -> dict[str, object]:
+    order = read(ExportToFile, request)
+    os.chdir(order.user_folder)
+    return as_json(parts.export_file(order))
+
+
 def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
     """The metric of a task."""
     request = read(MetricRequest, order)
@@ -305,4 +312,5 @@ searched = _task(_searched, DivergenceLimits)
 script = _answering(searches.script, ScriptRequest)
 scored = _answering(parts.scores, ScoreRequest)
 run_model = reporting(_run_model, error_of)
+exported_file = reporting(_exported_file, error_of)
 metric_of = reporting(_metric_of, error_of_metric)

@@ -1,0 +1,81 @@
+"""A PyTorch model of a command line becomes an .onnx with samples beside it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from ci.lanes.onnx.model_options import OnnxOptions
+from ci.lanes.onnx.orders import ExportedFile, ExportToFile
+from ci.lanes.onnx.stage import WORKER, home_of, require_installed
+from ci.one_model.model import OneModel
+from ci.one_model.output import (
+    ORIGINS,
+    document_of,
+    file_line,
+    keep_origins,
+    require_own,
+    writing_into,
+)
+from ci.work.plain import as_json, read
+from ci.work.schedule import asking
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import leave_out
+from provisioning.base.errors import UsageError
+from provisioning.base.progress import at_work
+
+
+def as_onnx(model: OneModel, folder: Path) -> OneModel:
+    """The same model as an .onnx: one of PyTorch is written to `folder`, and its samples beside it."""
+    options, user_model = model.own(OnnxOptions), model.file
+    if not user_model.factory:
+        if options.through:
+            raise UsageError(
+                f"--through {options.through} is for PyTorch models, and {model.typed} is an .onnx",
+                fix=leave_out("--through"),
+            )
+        return model
+    if options.dimensions:
+        raise UsageError(
+            "--dimension fixes sizes of an .onnx, and a PyTorch model has those of its inputs",
+            fix=leave_out("--dimension"),
+        )
+    path, samples = folder / f"{user_model.name}.onnx", folder / f"{user_model.name}-samples"
+    if path.exists() and path.name not in document_of(folder / ORIGINS):
+        raise UsageError(
+            f"{path} was not exported here, and would be replaced",
+            fix="name another folder with -o, or move it away",
+        )
+    require_installed()
+    request = ExportToFile(
+        factory=user_model.factory,
+        search_path=str(user_model.search_path),
+        user_folder=str(Parser.user_folder()),
+        model=path.name,
+        folder=samples.name,
+        samples=str(model.samples_folder or ""),
+        inferences=options.inferences,
+        calibration=options.calibration,
+    )
+    with writing_into(folder.absolute(), model.selection.store) as (new, publish):
+        require_own([path, samples], model.typed)
+        reply = _asked(model, replace(request, into=str(new)))
+        shutil.rmtree(samples, ignore_errors=True)
+        keep_origins(publish([*new.iterdir()]), model.typed)
+    for note in reply.notes:
+        print(note)
+    print(f"exported {model.typed}, with samples:\n{file_line(path)}")
+    compared = reply.compared or options.inferences
+    own = replace(options, through="", calibrate=str(samples), inferences=compared)
+    return replace(model, typed=str(path), options=own)
+
+
+def _asked(model: OneModel, request: ExportToFile) -> ExportedFile:
+    logs = model.selection.reports.absolute() / "onnx"
+    home = home_of(logs, exports=True)
+    with (
+        asking(home, f"{WORKER}:exported_file", logs / "export.log", model.work.timeout) as ask,
+        at_work(f"exporting {model.typed}"),
+    ):
+        return read(ExportedFile, ask(**as_json(request)))
