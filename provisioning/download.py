@@ -26,6 +26,7 @@ from provisioning.base import units
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError, causes
 from provisioning.base.files import ANOTHER_STORE, digest_of, disk_errors, hash_file, write_all
 from provisioning.base.progress import SILENT, Progress
+from provisioning.base.proxies import dead_proxy
 
 if TYPE_CHECKING:
     import logging
@@ -508,7 +509,8 @@ def in_words(error: BaseException, patience: Patience) -> str:
         return f"no connection within {patience.connect_timeout:g} s"
     for inner in causes(error):
         if isinstance(inner, (requests.exceptions.ProxyError, urllib3.exceptions.ProxyError)):
-            return "the proxy could not be used (see HTTPS_PROXY, HTTP_PROXY, NO_PROXY)"
+            name = dead_proxy(str(error)) or "HTTPS_PROXY"
+            return f"the proxy that {name} names does not answer: correct it, or unset {name}"
         if isinstance(inner, (urllib3.exceptions.ReadTimeoutError, requests.exceptions.ReadTimeout)):
             return f"nothing arrived for {patience.stall_timeout:g} s"
         if isinstance(inner, urllib3.exceptions.IncompleteRead):

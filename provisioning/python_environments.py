@@ -20,6 +20,7 @@ from provisioning import pip_settings
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.progress import at_work
+from provisioning.base.proxies import dead_proxy
 from provisioning.base.settings import CLONE, MANIFESTS, ROOT, cache_folder
 
 LOCKS = MANIFESTS / "locks"
@@ -266,6 +267,10 @@ def _raise_known(output: str, folder: Path) -> None:
         full = min(rooms, key=rooms.__getitem__)
         message = f"{full}: no space left on device ({rooms[full]:,} MB free)"
         raise EnvironmentLacking(message, fix=ANOTHER_DISK)
+    if name := dead_proxy(output):
+        raise UpstreamError(
+            f"the proxy that {name} names does not answer", fix=f"correct {name}, or unset it: unset {name}"
+        )
     if NO_NETWORK.search(output):
         *_, line = (line.strip() for line in output.splitlines() if NO_NETWORK.search(line))
         cause = re.sub(r"^(caused by|cause|hint): ", "", line, flags=re.IGNORECASE)

@@ -34,6 +34,7 @@ from provisioning.base.errors import (
 )
 from provisioning.base.files import TreeFile, hash_file
 from provisioning.base.progress import SILENT, Progress
+from provisioning.base.proxies import dead_proxy
 from provisioning.base.settings import MANIFESTS
 from provisioning.download import (
     MIRROR_VARIABLE,
@@ -272,6 +273,12 @@ def explained_pip(source: Wheel, text: str) -> ToolkitError:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
     errors = [line for line in lines if line.startswith("ERROR")] or lines
     last_words = " ".join(errors[-2:])[:400] or "(it printed nothing)"
+    if name := dead_proxy(text):
+        return UpstreamError(
+            f"{source.filename}: the proxy that {name} names does not answer",
+            fix=f"correct {name}, or unset it: unset {name}",
+            output=text,
+        )
     kind, message, fix = next(
         (kind, message, fix)
         for pattern, kind, message, fix in _OF_PIP

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.settings import cache_folder
 
 if TYPE_CHECKING:
     import hashlib
@@ -177,6 +178,8 @@ IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST)
 
 
 ANOTHER_STORE = "choose another store with --store or QNN_CI_STORE"
+ANOTHER_CACHE = "type XDG_CACHE_HOME=FOLDER before the command, with a folder that you may write to"
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def disk_error(
@@ -191,12 +194,20 @@ def disk_error(
     if fix is None:
         return None
     place = where or error.filename2 or error.filename
+    if place and error.errno in UNWRITABLE and _holds_cache(Path(os.fsdecode(place))):
+        elsewhere = ANOTHER_CACHE
     message = f"{place or 'output'}: {error.strerror}"
     if error.errno in FULL and where is not None:
         message += f" ({f'{room:,} bytes' if room else 'more'} needed{_free(where)})"
     at = f" at {_mount_point(Path(str(place)))}" if place else ""
     text = fix.format(elsewhere="{}", at=at)
     return EnvironmentLacking(message, fix=Fix(text, elsewhere) if "{elsewhere}" in fix else text)
+
+
+def _holds_cache(path: Path) -> bool:
+    """Whether it is the user's cache folder, one above it or something in it."""
+    cache = cache_folder().absolute()
+    return cache.is_relative_to(path) or path.is_relative_to(cache)
 
 
 def _mount_point(path: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError
+from provisioning.base.proxies import PROXIES
 from provisioning.sources import Wheel, explained_pip
 from tests.support.http_server import FileServer, Reply
 from tests.support.wheels import index_paths, make_wheel
@@ -104,3 +105,17 @@ def test_what_pip_says_is_shown_without_its_secrets() -> None:
     text = "ERROR: could not open https://u:hush@i.invalid/simple?key=hush (tried 'http://hush@x/')"
     error = explained_pip(source(), text)
     assert "could not open" in error.output and "hush" not in error.message + error.output
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "all_proxy"])
+def test_a_proxy_that_does_not_answer_is_named_by_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for proxy in PROXIES:
+        monkeypatch.delenv(proxy, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with pytest.raises(UpstreamError, match="proxy") as caught:
+        source().fetch(tmp_path)
+    assert f"unset {name}" in caught.value.fix

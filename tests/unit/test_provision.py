@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 from provisioning.__main__ import VERBS
 from provisioning.base import toml
 from provisioning.base.command_line import main
+from provisioning.base.files import disk_error
 from provisioning.base.findings import Report
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
@@ -248,3 +250,12 @@ class TestStoreVerb:
         user.components["qnn-sdk"] = Component.model_validate_json(text.replace(pin, self.MEASURED))
         assert user.types("store", "gc") == 0
         assert not inventory.exists()
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for path, is_cache in ((tmp_path / "cache/qnn-ci/store", True), (tmp_path / "mine", False)):
+        error = disk_error(OSError(errno.EROFS, "Read-only file system", str(path)), "choose another path")
+        assert error and ("XDG_CACHE_HOME=" in error.fix) == is_cache

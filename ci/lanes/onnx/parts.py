@@ -384,7 +384,8 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
     """With `name`, which a user's file gets, the outputs on the CPU are compared with the float model's."""
     run, into, model = order.run, order.into, files.source
     precision = precision_named(run.precision)
-    _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
+    operators = {node.op_type for node in load_graph(model).graph.node}
+    _require_precision(order.case.model or str(model), precision, operators)
     if not precision.quantized:
         return QuantizedModel(model=str(model))
     calibration = files.calibration()[: calibrating(order.case, run)]
@@ -414,7 +415,7 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
     )
 
 
-def _require_precision(model: Path, precision: Precision, operators: Collection[str]) -> None:
+def _require_precision(model: str, precision: Precision, operators: Collection[str]) -> None:
     has_quantization = "QuantizeLinear" in operators or "DequantizeLinear" in operators
     if has_quantization and precision.name != "qdq":
         message = f"{model} is quantized already, and {precision.suite_name} would quantize it again"
