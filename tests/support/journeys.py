@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -85,6 +86,8 @@ class Story(Model):
     """Which of the two files of tests has it: each is one worker's."""
     files: dict[str, str] = Field(default_factory=dict)
     """By name: which of FILES lies there."""
+    installed: bool = False
+    """Whether `qnn-ci` is a copy that was installed from a wheel; else it is this clone's."""
     nightly: str = ""
     """Why its rows are typed in the whole suites alone."""
     long: str = ""
@@ -193,6 +196,21 @@ def _shared(factory: pytest.TempPathFactory) -> Path:
     return shared
 
 
+def _installed(factory: pytest.TempPathFactory) -> Path:
+    """The folder of a `qnn-ci` as a wheel installs it, with a cache of its own."""
+    folder = factory.mktemp("installed")
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "build", "--quiet", "--wheel", "-o", folder, ROOT], check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    start = f"import sys; sys.path[0] = {str(folder / 'site')!r}; import qnn_ci; sys.exit(qnn_ci.main())"
+    program = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(start)}"
+    cache = f"export XDG_CACHE_HOME={shlex.quote(str(folder / 'cache'))}"
+    script(folder / "bin" / "qnn-ci", f'{cache}\n{program} "$@"')
+    return folder / "bin"
+
+
 class Stage:
     """Where journeys run: `qnn-ci` and `nox` of this clone on PATH, with this Python for every environment;
     trees, downloads and the runner of the user's store, and cached results that the run begins without."""
@@ -222,6 +240,11 @@ class Stage:
             "CLONE": str(ROOT),
         }
 
+    @cached_property
+    def _with_installed_copy(self) -> dict[str, str]:
+        path = f"{_installed(self.factory)}{os.pathsep}{self.variables['PATH']}"
+        return {**self.variables, "PATH": path}
+
     def problem(self, row: Row) -> str:
         """Why the row's promise is not kept; empty where it is. Its story is played when first asked for."""
         if row.story not in self._played:
@@ -238,10 +261,12 @@ class Stage:
                 yield row.name, self._type(row, folder)
 
     def _type(self, row: Row, folder: Path) -> str:
+        installed = self.table.story[row.story].installed
+        variables = self._with_installed_copy if installed else self.variables
         done = subprocess.run(
             ["sh", "-c", row.typed],
             cwd=folder,
-            env={**self.variables, "QNN_CI_REPORTS": str(folder / "reports")},
+            env={**variables, "QNN_CI_REPORTS": str(folder / "reports")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
