@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from provisioning.base.commands import session
 from provisioning.base.findings import Artifact, Finding, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.units import aligned, seconds, size, terminal_width, wrapped
@@ -130,9 +131,10 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
     parts: list[RenderableType] = []
     for severity, group in by_severity(report.findings).items():
         parts.append(Text(plural(len(group), severity.value), style=f"bold {STYLES[severity]}"))
-        parts += [finding_lines(finding, width) for finding in group[:SHOWN]]
-        if len(group) > SHOWN:
-            parts.append(Text(f"  … and {len(group) - SHOWN:,} more in {report.stage}.json", style="dim"))
+        shown = alike_in_one(group)
+        parts += [finding_lines(finding, width) for finding in shown[:SHOWN]]
+        if len(shown) > SHOWN:
+            parts.append(Text(f"  … and {len(shown) - SHOWN:,} more in {report.stage}.json", style="dim"))
         parts.append(Text())
     if artifacts := notable_artifacts(report):
         parts += [artifact_rows(artifacts, width), Text()]
@@ -195,6 +197,30 @@ def _console(colour: bool, width: int) -> Console:
         legacy_windows=False,
         _environ={},
     )
+
+
+def alike_in_one(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings whose commands choose another program each, and differ in nothing else, as one finding."""
+    groups: dict[object, list[Finding]] = {}
+    for finding in findings:
+        words = finding.command
+        is_choice = "-k" in words and finding.fix == session(*words)
+        key = (finding.rule, finding.message, _chosen(words, "")) if is_choice else id(finding)
+        groups.setdefault(key, []).append(finding)
+    return [group[0] if len(group) == 1 else _in_one(group) for group in groups.values()]
+
+
+def _in_one(findings: Sequence[Finding]) -> Finding:
+    names = [finding.command[finding.command.index("-k") + 1] for finding in findings]
+    words = _chosen(findings[0].command, " or ".join(names))
+    subjects = ", ".join(finding.subject for finding in findings)
+    return replace(findings[0], subject=subjects, place=None, fix=session(*words))
+
+
+def _chosen(words: Sequence[str], expression: str) -> tuple[str, ...]:
+    """The command with this choice of programs."""
+    value = words.index("-k") + 1
+    return (*words[:value], expression, *words[value + 1 :])
 
 
 def finding_lines(finding: Finding, width: int) -> Text:

@@ -19,9 +19,11 @@ from markdown_it import MarkdownIt
 from ci.report.page import cell, markdown
 from ci.report.renderings import junit, sarif
 from ci.report.summary import command, github_annotations, worst
+from ci.suite.options import matcher
+from provisioning.base.commands import session
 from provisioning.base.findings import Artifact, Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
-from provisioning.base.rendering import DID_NOT_RUN, console
+from provisioning.base.rendering import DID_NOT_RUN, alike_in_one, console
 from provisioning.base.stage_run import Places, StageRun
 from tests.support.program_reports import report_of
 
@@ -369,3 +371,18 @@ def test_the_table_of_files_fits_its_width() -> None:
     lines = console(report, colour=False, width=100).splitlines()
     assert max(map(len, lines)) <= 100
     assert [line.strip() for line in lines if "libexecutorch" in line] == [path]
+
+
+def test_commands_that_differ_in_the_program_alone_are_one_command() -> None:
+    def warned(program: str) -> Finding:
+        fix = session("test_lowering", "-k", program, "--accept")
+        return Finding("cost-no-baseline", Severity.WARNING, program, "no accepted result", fix)
+
+    names = ["net/8a8w/SM8650", "net/fp16/SM8650"]
+    other = Finding(
+        "cost", Severity.WARNING, "net/8a8w/SM8650", "more", session("test_lowering", "-k", "net")
+    )
+    merged, alone = alike_in_one([warned(names[0]), other, warned(names[1])])
+    assert alone is other and all(name in merged.subject for name in names)
+    chooses = matcher([merged.command[merged.command.index("-k") + 1]])
+    assert [chooses(name) for name in (*names, "net/16a8w/SM8650")] == [True, True, False]
