@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from ci.explain.audit import AuditRows
 from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator, OperatorScript
 from ci.explain.losses import Loss, ScoreRequest, Scores
+from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import Rewritten
 from ci.one_model.model import OneModel
 from ci.one_model.product import Compiles, Outcome, Product
@@ -20,6 +21,10 @@ P = TypeVar("P")
 class Explains(Protocol):
     def chosen_program(self, model: OneModel, choice: Choice) -> Any:
         """MODEL's, or one of a suite."""
+
+    def replayed(self, model: OneModel, program: Any, request: ReplayRequest) -> ReplayResult:
+        """The first of the compiler's steps that changes what the model computes, or after which nothing can
+        compute it; none where the lane's compiler shows no steps."""
 
     def divergence_of(self, model: OneModel, program: Any, limits: DivergenceLimits) -> DivergenceResult:
         """The operator at which the program differs."""

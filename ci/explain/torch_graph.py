@@ -82,10 +82,10 @@ class TorchGraph(Graph):
 
     def operator_at(self, name: str) -> OperatorAt:
         node = self.by_name[name]
-        return replace(operator_at(node), operator=str(_maker_of(node).target))
+        return replace(operator_at(node), operator=str(maker_of(node).target))
 
     def traits(self, name: str) -> dict[str, Traits]:
-        maker = _maker_of(self.by_name[name])
+        maker = maker_of(self.by_name[name])
         around = [self.by_name[near] for near in self._makers(self.nodes[maker.name].reads)]
         constants = constants_of(self.module)
         traits = {near.name: traits_of(near, constants) for near in (maker, *around)}
@@ -229,7 +229,7 @@ def _behind_observers(node: FxNode) -> FxNode:
     return node
 
 
-def _maker_of(node: FxNode) -> FxNode:
+def maker_of(node: FxNode) -> FxNode:
     made_by = node.args[0] if node.target is getitem else node
     return made_by if isinstance(made_by, FxNode) else node
 

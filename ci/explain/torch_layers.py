@@ -16,7 +16,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from ci.explain.torch_rewrites import (
     CONVOLUTIONS,
     NEAR,
-    REWRITES,
     TRANSPOSED,
     aten,
     callable_of,
@@ -449,6 +448,3 @@ one(
     aten.linear.default,
     when=lambda model, node: model.value(node.args[1]).numel() == 1 and len(node.args) < 3,
 )(lambda x, weight: x * weight.reshape(1).clone())
-
-BY_NAME = REWRITES | LAYERS
-"""All rewrites of places in a graph."""

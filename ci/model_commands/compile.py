@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
     """Write a program for each chip; with `suite`, add the model to that suite too. What is in `history` is
     not said again."""
-    from ci.explain.cause import with_causes
+    from ci.explain.explanation import explain_products
     from ci.one_model.into_suite import addition_of
     from ci.one_model.output import writing_into
     from ci.one_model.product import Compiles, Product, judged, write_products
@@ -66,7 +66,7 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
                 write_products(products, model, new, publish, report, history)
                 if addition:
                     addition.write(products)
-        products = with_causes(model, programs, results, history)
+        products = explain_products(model, programs, results, history)
         return judged(products, report)
 
     return reported(COMPILE, model, model.traits, work)

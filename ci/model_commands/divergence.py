@@ -115,15 +115,16 @@ def command_of(model: OneModel, verb: str, *more: str) -> str:
 
 def fix_of_trials(model: OneModel, program: Any, result: DivergenceResult) -> str:
     """The fixes that helped. For a suite's program, the command that tries some."""
-    from ci.explain.cause import of_divergence, proofs_of
+    from ci.explain.cause import divergence_cause
     from ci.explain.lane import outcome_of
+    from ci.explain.trials import try_fixes
 
     if not model.typed:
         precision = program.run.kind
         again = session("compile", "MODEL", "--precision", precision, "--soc", program.soc, "-o", "out")
         return Fix("{} tries fixes of the case's model", again)
-    cause = of_divergence(result, command_of(model, DIVERGENCE))
-    return proofs_of(model, model.selection.soc, outcome_of(model), cause).fix
+    cause = divergence_cause(result, command_of(model, DIVERGENCE))
+    return try_fixes(model, model.selection.soc, outcome_of(model), cause).fix
 
 
 def write_script(

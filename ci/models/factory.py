@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ci.models import model_lines
+from ci.models.compiler_errors import described, explained, known_of
 from ci.models.inputs import (
     Input,
     InputsUsed,
@@ -51,7 +52,7 @@ from ci.models.mistakes import (
     require_on_cpu,
     without_inputs,
 )
-from ci.models.model_lines import described, explained, known_of, users_line
+from ci.models.model_lines import users_line
 from ci.models.user_model import EXPORTED, SAMPLE_FILES, BadFactory, search_first, where_paths_begin
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import repository_of

@@ -24,6 +24,8 @@ POOLS = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d")
 USUAL_EPSILON_DB = 38.0
 """What a norm may lose by its epsilon."""
 HTP_EPSILON = 1e-9
+HTP_ROW, HTP_BLOCK = 32, 8
+"""The values of a row, and the rows and columns of a block, as HTP lays images out."""
 LARGE_EPSILON = 1e-4
 """Of a norm whose variance is not known."""
 
@@ -174,6 +176,12 @@ def _name(operator: str) -> str:
     return operator.removeprefix("aten.").partition(".")[0]
 
 
+def normalizes_small_rows_of_an_image(node: Traits) -> bool:
+    """Whether the image has more than one row of blocks of HTP's, which hold 8 x 8 rows of 32 values."""
+    height, width, values = (*(1, 1, 1), *(node.input or ()))[-3:]
+    return values <= HTP_ROW and height > 1 and max(height, width) > HTP_BLOCK
+
+
 CONDITIONS: Mapping[str, Callable[[Traits], bool]] = {
     function.__name__: function
     for function in (
@@ -181,6 +189,7 @@ CONDITIONS: Mapping[str, Callable[[Traits], bool]] = {
         gives_integers,
         has_a_parameter_for_each_channel,
         has_a_positive_largest_bias,
+        normalizes_small_rows_of_an_image,
         has_a_wide_kernel,
         loses_its_epsilon,
         pads_a_negative_begin,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ci.models import factory
+from ci.models.compiler_errors import explained
 from ci.models.factory import infer, infer_all, make, require_float32, where_input_changes
-from ci.models.model_lines import explained
 from ci.models.user_model import BadFactory
 
 MODULE = """

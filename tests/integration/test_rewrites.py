@@ -17,7 +17,7 @@ from onnx import numpy_helper, parser
 from ci.explain import onnx_rewrites, torch_rewriting
 from ci.explain.onnx_rewrites import OnnxMatch, Writer
 from ci.explain.rewriting import Need, NotTheSame, needs_of
-from ci.explain.torch_layers import BY_NAME
+from ci.explain.torch_all_rewrites import BY_NAME
 from provisioning.known_faults import load_faults, load_fixes, words_of
 from tests.support.repaired_nets import NETS, Net, weight_normed
 

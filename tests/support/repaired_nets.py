@@ -48,9 +48,59 @@ def _bag(mode: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 IMAGE, ROW = (1, 4, 8, 8), (2, 6)
 
+
+def _modulated(transposed: bool, demodulates: bool) -> Callable[..., Tensor]:
+    """StyleGAN's convolution of one image, as its authors fuse it."""
+
+    def compute(conv: nn.Conv2d, affine: nn.Linear, x: Tensor, w: Tensor) -> Tensor:
+        styles = affine(w)
+        weight = conv.weight.unsqueeze(0) * styles.reshape(1, 1, -1, 1, 1)
+        if demodulates:
+            scale = (weight.square().sum(dim=[2, 3, 4]) + 1e-8).rsqrt()
+            weight = weight * scale.reshape(1, -1, 1, 1, 1)
+        weight = weight.reshape(-1, 4, 3, 3)
+        if transposed:
+            return functional.conv_transpose2d(x, weight.transpose(0, 1), stride=2, groups=1)
+        return functional.conv2d(x, weight, padding=1, groups=1)
+
+    return compute
+
+
+def _style_net(*, transposed: bool, demodulates: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(1)
+    net = Net(_modulated(transposed, demodulates), nn.Conv2d(4, 5, 3), nn.Linear(6, 4))
+    return net, (_random(*IMAGE), _random(1, 6))
+
+
+def _root_mean_square(norm: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda layer, x: layer(norm(x)) * 0.5
+
+
 NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
     "selects-for-unbind": [
         lambda: _of(2, 3, 24)(lambda x: x.view(2, 3, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)[::2])
+    ],
+    "pool-of-images": [lambda: _of(4, 8, 8)(lambda x: functional.max_pool2d(x, 3, 1, 1))],
+    "cast-to-a-type": [lambda: _of(*ROW)(lambda x: (x * 3).to(torch.int32).type_as(x) * x)],
+    "amax-and-argmax": [
+        lambda: _of(*ROW)(lambda x: x.max(-1)),
+        lambda: _of(*ROW)(lambda x: x.min(0, keepdim=True)),
+        lambda: _of(*ROW)(lambda x: x.max(1).indices),
+    ],
+    "logical-not-of-a-boolean": [lambda: _of(*ROW)(lambda x: torch.where(~(x > 0), x * 0.1, x))],
+    "rms-norm-of-ones": [
+        lambda: _of(*ROW, parts=(nn.Linear(6, 6),))(
+            _root_mean_square(lambda x: x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + 1e-6))
+        ),
+        lambda: _of(*ROW, parts=(nn.Linear(6, 6),))(
+            _root_mean_square(lambda x: x * (x.square().mean(dim=1, keepdim=True) + 1e-8).rsqrt())
+        ),
+    ],
+    "rms-norm-of-rows": [lambda: _of(1, 2, 9, 6, parts=(nn.RMSNorm(6),))(lambda norm, x: norm(x))],
+    "styles-outside-the-convolution": [
+        lambda: _style_net(transposed=False, demodulates=True),
+        lambda: _style_net(transposed=True, demodulates=True),
+        lambda: _style_net(transposed=False, demodulates=False),
     ],
     "stride-written": [lambda: _of(*IMAGE)(lambda x: functional.max_pool2d(x, 2))],
     "gelu-for-erf": [

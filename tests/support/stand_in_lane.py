@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ci.explain.divergence import DivergenceResult, DivergentOperator
+from ci.explain.replay import BrokenStep, ReplayRequest, ReplayResult
 from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
@@ -49,6 +50,8 @@ class StandInLane:
     pipeline gives of the model and of what is made from it."""
 
     samples: Path | None = None
+    broken: BrokenStep | None = None
+    """The step of the compiler that a replay finds."""
 
     def __init__(
         self,
@@ -84,6 +87,9 @@ class StandInLane:
             CheckFailed(outcome.error, fix="") if outcome.error else Product({}, [], outcome=outcome)
             for _ in programs
         ]
+
+    def replayed(self, model: OneModel, program: Any, request: ReplayRequest) -> ReplayResult:
+        return ReplayResult(self.broken, 1)
 
     def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
         self.asked.append(rules)

@@ -11,23 +11,13 @@ from typing import Any
 
 import pytest
 
-from ci.explain.cause import (
-    MOST,
-    Cause,
-    Proofs,
-    cause_of,
-    helps,
-    of_divergence,
-    of_scores,
-    outcome_with_cause,
-    proofs_of,
-    with_causes,
-    with_suspects,
-)
+from ci.explain.cause import Cause, add_suspects, cause_of, divergence_cause, scores_cause
 from ci.explain.divergence import DivergenceResult
+from ci.explain.explanation import explain_outcome, explain_products
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Scores
 from ci.explain.rewriting import Rewritten
+from ci.explain.trials import MOST, Proofs, helps, try_fixes
 from ci.one_model.model import OneModel
 from ci.one_model.options import ModelOptions
 from ci.one_model.product import History, NoGraph, Outcome
@@ -90,7 +80,7 @@ BETWEEN = ["relu", "linear_3"]
 def test_the_cause_is_an_operator_whose_own_error_stands_out_and_is_no_rounding(
     result: DivergenceResult, cause: bool, said: list[str], goes_on: bool
 ) -> None:
-    found = of_divergence(result, "divergence net.py")
+    found = divergence_cause(result, "divergence net.py")
     assert ("the cause is" in found.words, bool(found.nodes), bool(found.place)) == (cause,) * 3
     assert all(words in found.words for words in said)
     assert ("no operator is wrong" in found.words) == ("no operator is wrong" in said)
@@ -99,7 +89,7 @@ def test_the_cause_is_an_operator_whose_own_error_stands_out_and_is_no_rounding(
 
 def test_what_is_suspected_of_the_cause_is_said_behind_it() -> None:
     fault = SuspectedFault("pow is wrong", "exp", "power-of-a-number")
-    found = of_divergence(cuts(0.9, known=(fault,)), "divergence")
+    found = divergence_cause(cuts(0.9, known=(fault,)), "divergence")
     assert found.in_words().endswith("suspected: pow is wrong") and [*found.nodes] == ["pow_1"]
 
 
@@ -113,7 +103,7 @@ def test_what_is_too_small_for_fp16_is_said_of_an_operator_that_is_named(
     reference: str, faint: float | None, said: bool, share: float, between: list[str]
 ) -> None:
     found, other = (
-        of_divergence(replace(cuts(share, between, faint=value), reference=reference), "divergence")
+        divergence_cause(replace(cuts(share, between, faint=value), reference=reference), "divergence")
         for value in (faint, None)
     )
     is_named = share > 0.5 or not between
@@ -126,7 +116,7 @@ def test_quantizing_an_operator_is_the_cause_where_it_alone_loses_as_much(noise:
         GroupScore(**asdict(AT), nodes=(node,), size=1, reads={}, noise=(adds,))
         for node, adds in (("pow_1", noise), ("mul", 0.005))
     )
-    found = of_scores(Scores(tuple(units), (0.1,), 0))
+    found = scores_cause(Scores(tuple(units), (0.1,), 0))
     assert ("cause is quantizing aten.pow.Scalar" in found.words) is named is bool(found.nodes)
     assert not named or ("11.0 dB" in found.words and "10.0 dB" in found.words)
 
@@ -148,13 +138,13 @@ def test_a_search_that_fails_is_no_cause_and_no_failure(tmp_path: Any) -> None:
 def test_what_the_nodes_meet_is_suspected_where_the_time_ended_the_search(
     between: list[str], named: bool
 ) -> None:
-    searched = of_divergence(replace(cuts(0.9, between), first=None), "divergence net.py")
-    found = with_suspects(searched, [SUSPECT])
+    searched = divergence_cause(replace(cuts(0.9, between), first=None), "divergence net.py")
+    found = add_suspects(searched, [SUSPECT])
     assert ("net.py:7" in found.in_words()) is named and not found.nodes
 
 
 def test_an_operator_that_was_found_needs_no_suspicion_of_others() -> None:
-    found = with_suspects(of_divergence(cuts(0.9), "divergence net.py"), [SUSPECT])
+    found = add_suspects(divergence_cause(cuts(0.9), "divergence net.py"), [SUSPECT])
     assert found.nodes and not found.suspected
 
 
@@ -170,7 +160,7 @@ def proved(
 ) -> tuple[Proofs, StandInLane]:
     lane = kind(folder, gives=gives)
     model = lane.model.use_precision(more.get("precision", "16a8w"))
-    return proofs_of(model, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), lane
+    return try_fixes(model, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), lane
 
 
 def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(tmp_path: Path) -> None:
@@ -208,9 +198,9 @@ def test_all_programs_of_a_command_together_have_the_longest_time(
         return RED
 
     lane = StandInLane(tmp_path, gives=gives)
-    monkeypatch.setattr("ci.explain.cause.cause_of", lambda *_: CAUSE)
+    monkeypatch.setattr("ci.explain.explanation.cause_of", lambda *_: CAUSE)
     large = replace(RED, costs={"cpu_seconds": 9000.0})
-    outcome_with_cause(lane.model, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
+    explain_outcome(lane.model, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
     assert bool(ends) is tries and all(end <= 210 - late for end in ends)
 
 
@@ -329,7 +319,10 @@ def test_of_a_model_that_does_not_export_nothing_is_tried_and_without_time_neith
 @pytest.mark.parametrize("error", [NoGraph("raises", fix="x"), CheckFailed("dies", fix="x")])
 def test_of_a_model_without_a_graph_no_fix_is_tried(error: ToolkitError, tmp_path: Path) -> None:
     lane = StandInLane(tmp_path, gives=lambda model: green(50))
-    model, program = lane.model.use(ModelOptions(precisions=("16a8w",))), SimpleNamespace(soc="SM8650")
+    model, program = (
+        lane.model.use(ModelOptions(precisions=("16a8w",))),
+        SimpleNamespace(name="net", soc="SM8650"),
+    )
     with pytest.raises(type(error)):
-        with_causes(model, [program], [error], History())  # type: ignore[list-item]
+        explain_products(model, [program], [error], History())  # type: ignore[list-item]
     assert bool(lane.asked) == (not isinstance(error, NoGraph))

@@ -167,8 +167,18 @@ TRANSPOSED = "aten.conv_transpose{}d.default"
 SAME = ([3, 3], [1, 1], [1, 1])
 WIDE: dict[str, Any] = {"range": [-2.0, 2.0]}
 
+
+def rms_norm(*shape: int) -> dict[str, Any]:
+    return {"operator": "aten.rms_norm.default", "input": [*shape], "output": [*shape]}
+
+
 SUSPECTED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     # By fault: schemes, the nodes that have it, and those that have not.
+    "rms-norm-of-small-rows": (
+        "fp16 8a8w",
+        [rms_norm(1, 16, 4, 32), rms_norm(16, 1, 16), rms_norm(1, 4, 16, 32)],
+        [rms_norm(64, 32), rms_norm(1, 16, 32), rms_norm(1, 8, 8, 32), rms_norm(1, 16, 4, 48)],
+    ),
     "negative-pad": (
         "16a8w fp16",
         # The first is RWKV's token shift.

@@ -24,6 +24,7 @@ from ci.explain.divergence import (
 )
 from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
+from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import ModelRewrite, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.orders import ChipProgram, DivergenceOptions, Quantized, compiled_in
@@ -71,6 +72,20 @@ def chosen_program(model: OneModel, choice: Choice) -> ExecutorchProgram:
 
 def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
     return [program for program in chosen_programs(choice, selection) if program.backend == "htp"]
+
+
+def replayed(model: OneModel, program: ExecutorchProgram, request: ReplayRequest) -> ReplayResult:
+    plan = plan_of_model(model, "replay", [program])
+    step = worker_step(
+        plan,
+        "replay",
+        "replayed",
+        request,
+        title="the compiler's steps",
+        reply=ReplayResult,
+        accepts=lambda program, result: not result.read(ReplayResult).late,
+    )
+    return answered(step, ReplayResult)
 
 
 def divergence_of(model: OneModel, program: ExecutorchProgram, limits: DivergenceLimits) -> DivergenceResult:

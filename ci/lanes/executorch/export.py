@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ci.lanes.executorch.orders import ExportedRun, ExportedRuns, ExportRequest
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
+from ci.models.compiler_errors import explained
 from ci.models.exported import NoDigest, digest_of
 from ci.models.factory import ModelWithInputs, copied, find, inputs_named, make
 from ci.models.inputs import InputsUsed
-from ci.models.model_lines import explained, source_of, users_line
+from ci.models.model_lines import source_of, users_line
 from ci.models.user_model import BadFactory, modules_in
 from ci.suite.programs import ProgramOrder
 from ci.work.child import doing, error_reply, reporting

@@ -36,8 +36,9 @@ from ci.lanes.executorch.orders import (
     CompileRequest,
 )
 from ci.lanes.executorch.quantization import ComputedModel, Patterns, kind_of, save_raw, step_of
+from ci.models.compiler_errors import known_of
 from ci.models.factory import computed_weights, copied, refuse_computed, where_input_changes
-from ci.models.model_lines import OperatorAt, known_of, place_in_words, source_of
+from ci.models.model_lines import OperatorAt, place_in_words, source_of
 from ci.models.user_model import BadFactory
 from ci.operators import CpuOperator, GraphPart
 from ci.operators.failing_operators import (

@@ -26,8 +26,8 @@ from ci.lanes.executorch.orders import (
     QuantizeRequest,
 )
 from ci.lanes.executorch.suite import UNOBSERVED_SCHEMES, ExecutorchRun
+from ci.models.compiler_errors import explained
 from ci.models.factory import copied, find, is_quantized, refuse_halves, require_float32, run_copied
-from ci.models.model_lines import explained
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
 from ci.suite.accuracy import Inferences, Pair, TensorFile, Unusable, compared

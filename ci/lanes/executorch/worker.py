@@ -27,9 +27,10 @@ from ci.explain.divergence import (
 )
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
+from ci.explain.replay import ReplayRequest
 from ci.explain.rewriting import ModelRewrite
+from ci.explain.torch_all_rewrites import BY_NAME
 from ci.explain.torch_graph import TorchGraph
-from ci.explain.torch_layers import BY_NAME
 from ci.explain.torch_rewriting import RepairedModule
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.export import ChipModel, error_of
@@ -43,6 +44,7 @@ from ci.lanes.executorch.orders import (
 )
 from ci.lanes.executorch.quantization import Patterns, prepared_model, quantize, save_raw
 from ci.lanes.executorch.quantization import scored as scores_of
+from ci.lanes.executorch.replay import replay
 from ci.models.factory import is_quantized
 from ci.models.inputs import Array, as_files
 from ci.models.user_model import BadFactory
@@ -196,6 +198,7 @@ compiled = _of_model(CompileRequest, lower)
 quantized = _of_model(QuantizeRequest, quantize)
 scored = _of_model(ScoreRequest, scores_of)
 diverged = _of_model(DivergenceRequest, diverge)
+replayed = _of_model(ReplayRequest, replay)
 script = _of_model(ScriptRequest, script_of)
 rewritten = _of_model(RewriteRequest, rewrite)
 

@@ -17,6 +17,7 @@ from ci.explain.divergence import (
 )
 from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
+from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import ModelRewrite, Rewritten
 from ci.lanes.onnx.model_file import REWRITTEN, GraphProblem
 from ci.lanes.onnx.orders import (
@@ -50,6 +51,11 @@ from provisioning.known_faults import SuspectedFault, faults_of
 
 def chosen_program(model: OneModel, choice: Choice) -> OnnxProgram:
     return program_of(model) if model.typed else only(chosen_programs(choice, model.selection))
+
+
+def replayed(model: OneModel, program: OnnxProgram, request: ReplayRequest) -> ReplayResult:
+    """QNN's provider shows no steps."""
+    return ReplayResult(None, 0)
 
 
 def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimits) -> DivergenceResult:

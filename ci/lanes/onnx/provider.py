@@ -362,9 +362,9 @@ def export(
 def _export_module(dotted: str, subject: Any, path: Path, opset: int, own_names: bool) -> Any:
     import torch
 
+    from ci.models.compiler_errors import explained
     from ci.models.factory import require_float32
     from ci.models.mistakes import parameters_of
-    from ci.models.model_lines import explained
 
     sample = subject.sample(0)
     names = parameters_of(subject.model.forward) if own_names else ()

@@ -1,0 +1,121 @@
+"""What `compile` says of programs that are not healthy, or that there are not: the cause, as far as it is
+found, and the fixes that were tried."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ci.explain.cause import SECONDS, Cause, cause_of
+from ci.explain.trials import LONGEST, Proofs, try_fixes
+from ci.one_model.model import OneModel
+from ci.one_model.product import History, NoGraph, Outcome, Product
+from ci.suite.programs import Program
+from provisioning.base.commands import Fix, join_fixes
+from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.units import readable
+from provisioning.known_faults import NO_FIX, SuspectedFault
+
+SEARCHED = 2 / 3
+"""In this part of the time the cause of wrong outputs is searched for; the rest is for fixes."""
+
+
+def explain_products(
+    model: OneModel,
+    programs: Sequence[Program],
+    compiled: Sequence[Product | ToolkitError],
+    history: History,
+) -> list[Product]:
+    """The products with causes and fixes in their errors. A cause of what is no error is only said. Raises
+    the error of the first program that there is not, with its cause and the fix that was tried."""
+    search_ends = time.monotonic() + SECONDS
+    products = [product for product in compiled if isinstance(product, Product)]
+    for program, error in zip(programs, compiled, strict=True):
+        if isinstance(error, ToolkitError):
+            searchable = error.exit_code == CheckFailed.exit_code and not isinstance(error, NoGraph)
+            if searchable and len(programs) == 1:
+                _explain_death(model, program, error, history, search_ends)
+            raise error
+    if not _searches(model, history):
+        return products
+    results: list[Product] = []
+    for program, product in zip(programs, products, strict=True):
+        outcome, cause = explain_outcome(model, program, product.outcome, product.suspects, search_ends)
+        history.searched |= bool(outcome.wrong or cause)
+        results.append(replace(product, outcome=outcome))
+        if cause and not outcome.wrong:
+            sys.stdout.write(f"{cause.in_words()}\n")
+    return results
+
+
+def _searches(model: OneModel, history: History) -> bool:
+    return model.options.search and not history.searched and not model.lane.only_compiles
+
+
+def _explain_death(
+    model: OneModel, program: Program, error: ToolkitError, history: History, search_ends: float
+) -> None:
+    """Say at once what is known of it; then put the cause and the fix that was tried into the error."""
+    if model.options.is_verified and _searches(model, history):
+        history.searched = True
+        sys.stderr.write(readable(f"{program.name}: {error.message}\n", sys.stderr))
+        outcome = Outcome(error.message, _filled(error.fix, model, program.soc))
+        outcome, _ = explain_outcome(model, program, outcome, (), search_ends)
+        error.message, error.fix = outcome.error, outcome.fix
+    elif error.fix == NO_FIX and not model.lane.only_compiles:
+        error.fix = Fix("{} tries fixes", model.command("compile", program.soc, "-o", "out"))
+
+
+def explain_outcome(
+    model: OneModel, program: Any, outcome: Outcome, suspects: Sequence[SuspectedFault], until: float
+) -> tuple[Outcome, Cause | None]:
+    """The outcome, whose error then says the cause, as far as it is found by this time of time.monotonic(),
+    and the fixes that were tried. The time is that of all programs of a command."""
+    budget = until - time.monotonic()
+    search_seconds = budget * SEARCHED if outcome.wrong or outcome.error else budget
+    cause = cause_of(model, program, outcome, search_seconds, suspects) if budget > 0 else None
+    if not (outcome.wrong or outcome.error):
+        return outcome, cause
+    budget = until - time.monotonic()
+    proofs = try_fixes(model, program.soc, outcome, cause, budget, budget + LONGEST - SECONDS)
+    explained = _explained_death if outcome.error else _explained_wrong
+    return explained(outcome, cause, proofs), cause
+
+
+def _filled(fix: str, model: OneModel, soc: str) -> str:
+    """The fix, with the model in place of the word that stands for it."""
+    if not isinstance(fix, Fix):
+        return fix
+    (repair,) = model.command("repair", soc, "-o", "repaired").commands
+    return fix.with_commands(lambda command: repair if command[:2] == ("repair", "MODEL") else command)
+
+
+def _explained_death(outcome: Outcome, cause: Cause | None, proofs: Proofs) -> Outcome:
+    words = [outcome.error, *([cause.in_words()] if cause and cause.words else [])]
+    fix = outcome.fix
+    # A fix whose own trial failed is none.
+    was_tried = isinstance(fix, Fix) and any(command[0] == "repair" for command in fix.commands)
+    if proofs.helping or fix == NO_FIX or (was_tried and proofs.failures):
+        fix = proofs.fix
+    return replace(outcome, error="; ".join(words), fix=fix)
+
+
+def _explained_wrong(outcome: Outcome, cause: Cause | None, proofs: Proofs) -> Outcome:
+    first, *rest = outcome.wrong
+    fixes, words, place = [proofs.fix], [first.message], first.place
+    if cause is None:
+        # A part of an output, or whole numbers: what the model returns is its author's to change.
+        fixes += [first.fix]
+    else:
+        words += [cause.in_words()]
+        place = cause.place or place
+        if cause.goes_on:
+            commands = list(dict.fromkeys(fault.command for fault in cause.suspected))
+            fixes = fixes if proofs.helping or not commands else commands
+            fixes = [*fixes, Fix("{} goes on", cause.goes_on)]
+    fix = join_fixes(fixes, "; or ")
+    first = replace(first, message="; ".join(words), fix=fix, place=place, edit=proofs.edit)
+    return replace(outcome, wrong=[first, *rest])

@@ -1,0 +1,255 @@
+"""The fixes that may help a program: rewrites at the cause, an edit of one line, another precision. Each is
+compiled, run and compared, and has its figure."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ci.explain.cause import SECONDS, Cause
+from ci.explain.lane import explainer, outcome_of
+from ci.explain.repair import fewest_of
+from ci.explain.rewriting import RewrittenPlace
+from ci.one_model.model import OneModel
+from ci.one_model.product import Outcome
+from ci.suite.accuracy import CLEARLY_DB
+from ci.suite.precision import MORE_EXACT, written_name
+from provisioning.base.commands import Fix, join_fixes
+from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.files import repository_of
+from provisioning.base.findings import Edit
+from provisioning.base.units import readable
+from provisioning.known_faults import NO_FIX, fix_at
+
+MOST = 3
+"""So many candidates are tried."""
+TIMES = 3
+"""A trial may take so many times as long as the program itself took to compile: what is rewritten is exported
+twice more."""
+LONGEST = 300.0
+"""All of a search takes so many seconds, where its trials need more than is left of its time."""
+EXACT = {**MORE_EXACT, "fp16": "16a8w"}
+"""By precision, the one that is tried in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    words: str
+    """What to type, as it is tried."""
+    trial: Callable[[], Outcome | None]
+    """Gives None where the candidate does not apply."""
+    edit: Edit | None = None
+    """The edit that is tried, if it is one."""
+
+    def outcome(self) -> Outcome | None:
+        """What becomes of the program. A trial that fails for whatever reason says nothing of that."""
+        try:
+            return self.trial()
+        except ToolkitError as error:
+            return Outcome(error.message.splitlines()[0], error.fix)
+
+
+@dataclass(slots=True)
+class Proofs:
+    """What the trials showed, each in words with its figure."""
+
+    repairing: list[str] = field(default_factory=list)
+    nearer: list[str] = field(default_factory=list)
+    """Better than before, and red all the same."""
+    failures: list[str] = field(default_factory=list)
+    """What was tried, and does not help."""
+    late: list[str] = field(default_factory=list)
+    """What may help: its trial did not end in time."""
+    edits: dict[str, Edit] = field(default_factory=dict)
+    """By the words of what helps, the edit that it is."""
+
+    @property
+    def helping(self) -> list[str]:
+        """Those that make it green first; before all, what changes one line."""
+        return sorted([*self.repairing, *self.nearer], key=lambda words: words not in self.edits)
+
+    @property
+    def edit(self) -> Edit | None:
+        """The first of those that help, if it is an edit."""
+        return self.edits.get(next(iter(self.helping), ""))
+
+    @property
+    def fix(self) -> str:
+        if self.helping or self.late:
+            return join_fixes(self.helping or self.late, "; or ")
+        # What does not help is words: nobody should type it.
+        return f"{NO_FIX}; tried: {'; '.join(self.failures)}" if self.failures else NO_FIX
+
+    def add(self, candidate: Candidate, after: Outcome, before: Outcome, *, is_late: bool) -> None:
+        figure = "it did not end within the time of the search" if is_late else _in_words(after)
+        words = Fix("{}: {}", candidate.words, figure)
+        if is_late:
+            self.late.append(words)
+        elif not helps(after, before):
+            self.failures.append(words)
+        else:
+            (self.repairing if after.green else self.nearer).append(words)
+            if candidate.edit:
+                self.edits[words] = candidate.edit
+
+
+def _in_words(outcome: Outcome) -> str:
+    """The figures against float, as what is typed will say them."""
+    figures = {name: figure for name, figure in outcome.figures.items() if not name.startswith("reference_")}
+    words = replace(outcome, figures=figures).in_words()
+    return f"{words}, which is still red" if outcome.wrong else words
+
+
+def helps(after: Outcome, before: Outcome) -> bool:
+    """Whether it repairs what is wrong, or is clearly nearer to float. What still dies does not."""
+    if after.error or not after.improves_on(before):
+        return False
+    return after.green or bool(before.error) or after.sqnr_db > before.sqnr_db + CLEARLY_DB
+
+
+def try_fixes(
+    model: OneModel,
+    soc: str,
+    before: Outcome,
+    cause: Cause | None,
+    seconds: float = SECONDS,
+    longest: float = LONGEST,
+) -> Proofs:
+    """Trials begin within these seconds, or those that a program of this size needs. What is at work then may
+    take as long again, since the machine may have other work; all end within the `longest`, if it is more."""
+    estimate = TIMES * before.costs.get("cpu_seconds", 0.0)
+    start = time.monotonic()
+    last_begin = start + max(seconds, min(estimate, longest))
+    until = start + max(seconds, min(2 * estimate, longest))
+    trial = model.for_chip(soc).use(replace(model.options, search=False))
+    trial = replace(trial, work=replace(model.work, until=until))
+    proofs = Proofs()
+    for candidate in islice(_possible(trial, cause, before), MOST):
+        if time.monotonic() > last_begin:
+            break
+        sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
+        after = candidate.outcome()
+        if after is None:
+            continue
+        is_late = bool(after.error) and time.monotonic() > until
+        proofs.add(candidate, after, before, is_late=is_late)
+        if after.green and candidate.edit:
+            break
+    return proofs
+
+
+def _possible(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
+    """The candidates, as far as none of them needs what this machine lacks."""
+    try:
+        yield from candidates_of(model, cause, before)
+    except ToolkitError as error:
+        sys.stderr.write(readable(f"no more fixes are tried: {error.message}\n", sys.stderr))
+
+
+def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
+    """Rewrites at the place of the cause, or of the whole model; then flags, unless the compiler has the
+    fault whatever they are. A model that does not export has none."""
+    try:
+        rewritten = explainer(model).rewritten(model)
+    except ToolkitError as error:
+        if error.exit_code != CheckFailed.exit_code:
+            raise
+        return
+    yield from _rewrites(model, rewritten.places, cause, before)
+    if cause is None or not cause.in_compiler:
+        yield from _other_flags(model)
+
+
+def _other_flags(model: OneModel) -> Iterator[Candidate]:
+    precision = written_name(model.precision or "fp16")
+    if precision != "fp16":
+        for options in model.options.remedies():
+            yield _compiled(model.use(options))
+    exact = EXACT.get(precision)
+    if exact and not model.options.precision_file:
+        yield _compiled(model.use_precision(exact))
+
+
+def _compiled(model: OneModel) -> Candidate:
+    command = model.command("compile", model.selection.soc, "-o", "out")
+    return Candidate(command, lambda: outcome_of(model))
+
+
+def _rewrites(
+    model: OneModel, places: Sequence[RewrittenPlace], cause: Cause | None, before: Outcome
+) -> Iterator[Candidate]:
+    at_cause = [place for place in places if _is_at(place, cause)]
+    if not at_cause:
+        return
+    edits = {fix_at(place.rules[0], place.code, place.source).edit for place in at_cause}
+    # One edit alone is the whole rewrite.
+    if len(edits) == 1 and (edit := edits.pop()):
+        yield Candidate(str(edit), lambda: _outcome_of_edit(model, edit), edit)
+    rules = _rules_of(at_cause)
+    yield _repaired(model, rules, before)
+    # Where the compiler is at fault, the next place may end it as well.
+    if cause is not None and cause.in_compiler and rules != (every := _rules_of(places)):
+        yield _repaired(model, every, before)
+
+
+def _rules_of(places: Sequence[RewrittenPlace]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(rule for place in places for rule in place.rules))
+
+
+def _is_at(place: RewrittenPlace, cause: Cause | None) -> bool:
+    """Whether a rewrite there may help. One that answers a suspected fault may begin at another node; where
+    no place was found, all may help."""
+    if cause is None or not (cause.nodes or cause.suspected):
+        return True
+    if any(fault.fault in place.rules for fault in cause.suspected):
+        return True
+    if place.source and cause.place:
+        return place.source in (str(cause.place), *cause.lines)
+    return place.node in cause.nodes
+
+
+def _repaired(model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candidate:
+    """The fewest rewrites that help, as the command finds them."""
+
+    def trial() -> Outcome | None:
+        repair = fewest_of(model, rules, before)
+        return repair.after or repair.together
+
+    repairing = model.use(replace(model.options, only=rules))
+    return Candidate(repairing.command("repair", model.selection.soc, "-o", "repaired"), trial)
+
+
+def _outcome_of_edit(model: OneModel, edit: Edit) -> Outcome | None:
+    """What becomes of the source with that line changed, in a folder that links to all else that the model's
+    has; None where the line is not in the model's own folder, or not as it was."""
+    source = model.file
+    folder = source.search_path
+    target = repository_of(folder / "file") / edit.file
+    if not source.file or source.file.suffix != ".py" or not target.is_relative_to(folder):
+        return None
+    lines = target.read_text(encoding="utf-8").splitlines(keepends=True)
+    if lines[edit.line - 1].count(edit.old) != 1:
+        return None
+    lines[edit.line - 1] = lines[edit.line - 1].replace(edit.old, edit.new)
+    with TemporaryDirectory(prefix="edited-") as name:
+        copy, inside = Path(name), target.relative_to(folder)
+        _link_beside(folder, copy, inside)
+        (copy / inside).write_text("".join(lines), encoding="utf-8")
+        typed = f"{copy / source.file.name}:{model.typed.rpartition(':')[2]}"
+        return outcome_of(replace(model, typed=typed))
+
+
+def _link_beside(folder: Path, copy: Path, file: Path) -> None:
+    """Link in the copy to all that the folder has beside this file of it."""
+    for depth, part in enumerate(file.parts):
+        parent = Path(*file.parts[:depth])
+        for path in (folder / parent).iterdir():
+            if path.name not in (part, ".git"):
+                (copy / parent / path.name).symlink_to(path)
+        if depth < len(file.parts) - 1:
+            (copy / parent / part).mkdir()

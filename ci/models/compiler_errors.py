@@ -1,0 +1,193 @@
+"""What an error of torch or ExecuTorch says of a model: the step of the compiler that failed, the operator
+that it failed at, and that operator's line."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ci.diagnose.logs import Explanation, of_model
+from ci.models.model_lines import (
+    INSTALLED,
+    fix_inside,
+    is_of_library,
+    is_users,
+    place_in_words,
+    relative_path,
+    source_of,
+    users_line,
+)
+from provisioning.base.commands import Fix, session
+from provisioning.known_faults import NO_FIX
+
+if TYPE_CHECKING:
+    # Imported late: commands that read records need no torch.
+    from torch.fx import Node
+
+NAMED_FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
+NODE_AND_SCHEMA = re.compile(r"^Node \S+ with op .* -> .*(?=was not )")
+"""How ExecuTorch begins a message about a node, which ours names already."""
+ONE_WEIGHT = Fix(
+    "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
+    ' self.register_buffer("kernel", kernel, persistent=False); {} writes the model so',
+    session("repair", "MODEL", "-o", "DIR"),
+)
+"""Of a layer quantized per channel: what is computed in the graph has one scale for the whole."""
+PASS = re.compile(r"An error occurred when running the '\w+' pass")
+EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
+STEPS_OF = ("executorch/", "torchao/")
+"""The packages whose functions are steps of the compiler."""
+
+
+def described(error: BaseException) -> str:
+    """The exception and the line of the user's code that raised it."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return f"{text}{users_line(traceback.extract_tb(error.__traceback__))}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerStep:
+    """A function of the compiler, such as a pass of ExecuTorch."""
+
+    name: str
+    source: str
+    """FILE:LINE, below the folder of installed packages."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source})"
+
+
+def compiler_step(function: Callable[..., Any], name: str = "") -> CompilerStep:
+    """The step that a function of the compiler is."""
+    code = inspect.unwrap(function).__code__
+    return CompilerStep(name or function.__name__, _below_packages(code.co_filename, code.co_firstlineno))
+
+
+def failed_step(error: BaseException) -> CompilerStep | None:
+    """The step that raised the exception; None if the compiler had no part in it. Its line is the innermost
+    one of the compiler."""
+    frames = [*traceback.walk_tb(_causes(error)[-1].__traceback__)]
+    frames = [(frame, line) for frame, line in frames if _is_of_compiler(frame)]
+    if not frames:
+        return None
+    frame, line = frames[-1]
+    name = _pass_at_work(frames) or _name_of(frame)
+    return CompilerStep(name, _below_packages(frame.f_code.co_filename, line))
+
+
+def _is_of_compiler(frame: FrameType) -> bool:
+    return INSTALLED.sub("", frame.f_code.co_filename).startswith(STEPS_OF)
+
+
+def _pass_at_work(frames: Sequence[tuple[FrameType, int]]) -> str:
+    """The class of the innermost pass; empty if there is none."""
+    from torch.fx.passes.infra.pass_base import PassBase
+
+    for frame, _ in reversed(frames):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, PassBase):
+            return type(owner).__name__
+    return ""
+
+
+def _name_of(frame: FrameType) -> str:
+    owner = frame.f_locals.get("self")
+    return f"{type(owner).__name__}.{frame.f_code.co_name}" if owner is not None else frame.f_code.co_name
+
+
+def _below_packages(path: str, line: int) -> str:
+    return f"{INSTALLED.sub('', path)}:{line}"
+
+
+def explained(error: BaseException) -> tuple[str, str]:
+    """The cause, with the compiler's step and the user's line, and a fix if known. The full text belongs in
+    the log."""
+    node = node_at_hand(error)
+    place = _place_of(error, node)
+    if rule := known_of(error):
+        return f"{rule.with_text}{place}", rule.fix
+    root, step = _causes(error)[-1], failed_step(error)
+    if node is not None:
+        why = NODE_AND_SCHEMA.sub("it ", next(iter(str(root).splitlines()), ""))
+        operator = getattr(node.target, "__name__", node.target)
+        message = f"{step or 'the compiler'} fails at {operator}{place}: {type(root).__name__}: {why}"
+        return message, fix_inside(node) or (ONE_WEIGHT if root.args == ("scale",) else NO_FIX)
+    is_pass = bool(PASS.match(str(error)))
+    if is_pass:
+        # The list of the passes before it says nothing, and the error itself does.
+        error = root
+    text = "\n".join(str(cause).strip() for cause in _causes(error))
+    words = next(iter(text.splitlines()), "").strip()
+    if explanation := EXPLANATION.search(text):
+        words += f": {explanation[1].strip()}"
+    message = f"{type(error).__name__}: {words}{place}" if words else f"{type(error).__name__}{place}"
+    return (f"{step} fails: {message}", NO_FIX) if is_pass and step else (message, "")
+
+
+def node_at_hand(error: BaseException) -> Node | None:
+    """The operator that the compiler had at hand; none where the error itself names a line of the user's."""
+    if _named_line(error):
+        return None
+    frames = [*traceback.walk_tb(_causes(error)[-1].__traceback__)][::-1]
+    nodes_of_lines = (_node_of_line(*frame) for frame in frames)
+    return next(filter(None, nodes_of_lines), None) or _node_of_frames(frames)
+
+
+def _place_of(error: BaseException, node: Node | None) -> str:
+    """The user's line, in brackets; empty if it is not known."""
+    if line := _named_line(error):
+        return f" ({line})"
+    if node is not None:
+        return f" ({place_in_words(node)})"
+    return users_line(traceback.extract_tb(error.__traceback__))
+
+
+def _named_line(error: BaseException) -> str:
+    """The last line of the user's, or of a library of models, that an error names; empty if it names none."""
+    lines = [
+        f"{relative_path(file)}:{line}"
+        for file, line in NAMED_FRAME.findall("\n".join(str(cause) for cause in _causes(error)))
+        if is_users(file) or is_of_library(file)
+    ]
+    return lines[-1] if lines else ""
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, and those that it was raised from."""
+    errors = [error]
+    while errors[-1].__cause__ is not None:
+        errors.append(errors[-1].__cause__)
+    return errors
+
+
+def known_of(error: BaseException) -> Explanation | None:
+    """What the rules know of an error of torch or ExecuTorch, and of those that it was raised from."""
+    return of_model("".join("".join(traceback.format_exception_only(cause)) for cause in _causes(error)))
+
+
+def _node_of_frames(frames: Iterable[tuple[FrameType, int]]) -> Node | None:
+    """The operator with a line of the model's that a pass of the compiler had at hand when it failed."""
+    from torch.fx import Node
+
+    for frame, _ in frames:
+        for node in frame.f_locals.values():
+            if isinstance(node, Node) and source_of(node)[0]:
+                return node
+    return None
+
+
+def _node_of_line(frame: FrameType, line: int) -> Node | None:
+    """Of the code that torch writes for a graph: the operator there, if it has a line of the model's."""
+    from torch.fx import GraphModule
+
+    module = frame.f_locals.get("self")
+    if not isinstance(module, GraphModule):
+        return None
+    name = linecache.getline(frame.f_code.co_filename, line).partition(" = ")[0].strip()
+    return next((node for node in module.graph.nodes if node.name == name and source_of(node)[0]), None)
