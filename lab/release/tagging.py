@@ -19,8 +19,8 @@ from provisioning.base.commands import quoted, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import PLACEHOLDER, Project, project
 
-FILLED_WHERE_PRINTED = "manifests/workflow.yml"
-"""`compile --suite` prints it, with the address and the commit of the copy that prints."""
+FILLED_WHERE_PRINTED = "manifests"
+"""`compile --suite` and `adopt` fill in the address and the commit of the copy that prints its workflows."""
 
 ADDRESS = re.compile(r"(?:https://[\w.-]+(?::\d+)?|file:///[\w./-]+)/([\w.-]+/[\w.-]+)(?<!\.git)")
 ON_GITHUB = re.compile(r"(?:\S*[\w-]\.[\w.-]+[:/])?([\w-]+/[\w.-]+?)(?:\.git)?/?")

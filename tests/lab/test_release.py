@@ -45,6 +45,7 @@ UNRELEASED = {
             rev: COMMIT # VERSION
     """,
     "models.toml": "uses = 'OWNER/qnn-ci-models@v3'\n",
+    "manifests/adopt/qnn.yml": "uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT # VERSION\n",
     "code.py": 'PLACEHOLDER = "OWNER/qnn-ci"\n',
 }
 ADDRESS = "https://git.example/nets/qnn"
@@ -107,7 +108,7 @@ def test_a_release_writes_its_address_version_and_commit_where_they_stand(clone:
     assert f"{ADDRESS}/raw/{tagged}/suite.json" in hooks and f"rev: {tagged} # v0.2.0\n" in hooks
     assert git(clone, "show", "v0.2.0:CITATION.cff") == "version: 0.2.0\ndate-released: 2026-12-01\n"
     assert "## 0.2.0 (2026-12-01)\n" in git(clone, "show", "v0.2.0:CHANGELOG.md")
-    for other in ("models.toml", "code.py"):
+    for other in ("models.toml", "manifests/adopt/qnn.yml", "code.py"):
         assert "OWNER/qnn-ci" in git(clone, "show", f"release-v0.2.0:{other}")
     # What is printed first is typed: the branch of the user gets the release, and the workflow takes its tag.
     assert git(clone, "status", "--porcelain") == "" and git(clone, "log", "--format=%H") == before
