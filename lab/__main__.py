@@ -29,6 +29,11 @@ VERBS = {
     "upstream_reports": Verb("lab.upstream_reports.verb", "print issues to file upstream"),
     "release": Verb("lab.release", "release this clone: address, version, tag, notes and checksums"),
     "image_pins": Verb("lab.image_pins", "pin the Debian packages, and the system, that images are built on"),
+    "adopter": Verb(
+        "lab.adopter.verb",
+        "gate the branches of a small repository by the real workflows, on this machine",
+        "lint",
+    ),
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }
 
