@@ -313,22 +313,33 @@ def _with_users_packages(
     needs = programs[0].needs
     if needs.model is None:
         return answers
-    project = nearest_project(needs.model)
-    if needs.takes_nearest and project and needs not in _WITH_PROJECT:
-        sys.stderr.write(f"{module} is not installed: taking the packages of {project} (or --no-project)\n")
-        pins = locked_versions()
-        of_lock = {name: version for name, version in pins.items() if name in OF_LOCK}
-        for text, name, version in contradicted(dependencies_of(project), of_lock):
-            sys.stderr.write(f"its {text} does not count: {name} is {version}\n")
-        found = replace(needs, project=project, is_lenient=True)
-        _WITH_PROJECT[needs] = installed(found, step.plan.selection.store)
-        answers = run_step(step, programs, _WITH_PROJECT[needs])
+    if own := packages_of_project(needs, module, step.plan.selection.store):
+        answers = run_step(step, programs, own)
         module = next(filter(None, map(_missing_module, answers.values())), "")
-    if not module:
-        return answers
-    package = version_at_hand(module, project, os.environ)
-    fix = Fix("{}", ("--with", package)) if package else Fix("{}, if that is its package", ("--with", module))
+    fix = advice(needs, module)
     return {name: _advised(result, fix) for name, result in answers.items()}
+
+
+def packages_of_project(needs: Needs, module: str, store: Path) -> OwnPackages | None:
+    """What the project of a model that lacks this module brings; None where it counts for nothing, or has
+    been asked already."""
+    project = nearest_project(needs.model) if needs.model and needs.takes_nearest else None
+    if project is None or needs in _WITH_PROJECT:
+        return None
+    sys.stderr.write(f"{module} is not installed: taking the packages of {project} (or --no-project)\n")
+    pins = {name: pin for name, pin in locked_versions().items() if name in OF_LOCK}
+    for text, name, pin in contradicted(dependencies_of(project), pins):
+        sys.stderr.write(f"its {text} does not count: {name} is {pin}\n")
+    _WITH_PROJECT[needs] = installed(replace(needs, project=project, is_lenient=True), store)
+    return _WITH_PROJECT[needs]
+
+
+def advice(needs: Needs, module: str) -> Fix:
+    """The flag that names the package of a module that a model lacks."""
+    package = version_at_hand(module, nearest_project(needs.model) if needs.model else None, os.environ)
+    return (
+        Fix("{}", ("--with", package)) if package else Fix("{}, if that is its package", ("--with", module))
+    )
 
 
 def _advised(result: Result, fix: Fix) -> Result:

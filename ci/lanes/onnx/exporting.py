@@ -9,6 +9,7 @@ from pathlib import Path
 from ci.lanes.onnx.model_options import OnnxOptions
 from ci.lanes.onnx.orders import ExportedFile, ExportToFile
 from ci.lanes.onnx.stage import WORKER, home_of, require_installed
+from ci.models.own_packages import OwnPackages, installed
 from ci.one_model.model import OneModel
 from ci.one_model.output import (
     ORIGINS,
@@ -18,11 +19,14 @@ from ci.one_model.output import (
     require_own,
     writing_into,
 )
+from ci.one_model.packages import needs_of_model
+from ci.suite.stage import advice, packages_of_project
+from ci.work.outcome import Refused
 from ci.work.plain import as_json, read
 from ci.work.schedule import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import leave_out
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.progress import at_work
 
 
@@ -72,8 +76,20 @@ def as_onnx(model: OneModel, folder: Path) -> OneModel:
 
 
 def _asked(model: OneModel, request: ExportToFile) -> ExportedFile:
+    needs, store = needs_of_model(model), model.selection.store
+    try:
+        return _exported(model, request, installed(needs, store))
+    except Refused as refused:
+        if not (module := str(refused.details.get("missing") or "")):
+            raise
+        if own := packages_of_project(needs, module, store):
+            return _exported(model, request, own)
+        raise CheckFailed(refused.message, fix=advice(needs, module)) from refused
+
+
+def _exported(model: OneModel, request: ExportToFile, own: OwnPackages) -> ExportedFile:
     logs = model.selection.reports.absolute() / "onnx"
-    home = home_of(logs, exports=True)
+    home = home_of(logs, exports=True, own=own)
     with (
         asking(home, f"{WORKER}:exported_file", logs / "export.log", model.work.timeout) as ask,
         at_work(f"exporting {model.typed}"),

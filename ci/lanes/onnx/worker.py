@@ -106,6 +106,7 @@ def prepare_exporting() -> None:
 
 
 def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, object]:
+    missing = error.missing if isinstance(error, BadFactory) else ""
     if isinstance(error, BadFactory):
         error = CheckFailed(str(error), fix=error.fix)
     if not isinstance(error, ToolkitError):
@@ -127,6 +128,7 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
         "unusable": error.__cause__.rule if isinstance(error.__cause__, Unusable) else "",
         "operators": [error.refused, error.taken] if isinstance(error, NotOnProvider) else [],
         "build_id": onnx_runtime.installed_build(),
+        "missing": missing,
     }
 
 
