@@ -111,7 +111,7 @@ def programs_of_suite(draw: st.DrawFn) -> list[ExecutorchProgram]:
 
 
 @pytest.mark.parametrize("verb", ["test_lowering", "test_emulator", "divergence", "quantize"])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(programs=programs_of_suite(), data=st.data())
 def test_a_command_for_a_suites_program_chooses_it_and_no_other(
     verb: str, programs: list[ExecutorchProgram], data: st.DataObject
@@ -127,7 +127,7 @@ def test_a_command_for_a_suites_program_chooses_it_and_no_other(
     assert chosen == (of_run if every_chip else {program.name})
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_a_command_for_a_suites_onnx_has_its_options(data: st.DataObject) -> None:
     tried = data.draw(
@@ -152,9 +152,13 @@ def test_a_command_for_a_suites_onnx_has_its_options(data: st.DataObject) -> Non
     assert (again.typed, again.options) == ("/models/net.onnx", tried)
 
 
-@pytest.mark.parametrize("verb", [*FROM_MODEL, RUN])
-@pytest.mark.parametrize("lane", LANES, ids=lambda lane: lane.models)
-@settings(max_examples=20)
+# Together they are some hundred commands in each run of the tests.
+@pytest.mark.parametrize(
+    ("lane", "verb"),
+    [(lane, verb) for verb in (*FROM_MODEL, RUN) for lane in LANES if lane.models in kinds_of(verb)],
+    ids=lambda value: getattr(value, "models", value),
+)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_a_command_for_one_model_parses_back_to_the_options_it_came_from(
     verb: str, lane: ModelLane, checkpoint: Path, data: st.DataObject
