@@ -130,6 +130,8 @@ class Parser(argparse.ArgumentParser):
         import re
 
         unknown = UsageError(message, fix=Fix("{} {}", self.prog, ("--help",)))
+        if message.endswith("required: -o/--output"):
+            return UsageError(message, fix=Fix("add {}", ("-o", "out")))
         if match := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
             names = [part.strip(" '") for part in match[2].split(",")]
         elif match := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):

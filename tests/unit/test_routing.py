@@ -60,6 +60,7 @@ WRONG = {
     "test_lowering --suite nothere.toml": "nothere.toml",
     "validate --profile whels": "did you mean wheels",
     "gate --frobnicate": "--frobnicate",
+    "compile net.py:make": "add -o out",
     "build_android": "QNN_SDK_ROOT, ANDROID_NDK_ROOT and EXECUTORCH_ROOT",
     "build_x86 --executorch tree": "nor named by QNN_SDK_ROOT",
     "compile net.py:make --calibrate nofolder -o out": "nofolder",
