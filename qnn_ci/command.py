@@ -21,7 +21,7 @@ if str(ROOT) not in sys.path:
 
 from ci.__main__ import VERBS as CI  # noqa: E402
 from ci.lanes.registry import lanes_by_stage  # noqa: E402
-from ci.one_model.model import check_model, lane_of, through_of  # noqa: E402
+from ci.model_commands.typed_model import check_model, lane_of, through_of  # noqa: E402
 from ci.suite import options  # noqa: E402
 from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402

@@ -21,7 +21,7 @@ from ci.explain.divergence import (
     place_of,
     verdict_of,
 )
-from ci.explain.lane import explainer
+from ci.explain.lane import AnyModelLane
 from ci.explain.losses import ScoreRequest, Scores
 from ci.explain.replay import BrokenStep, ReplayRequest
 from ci.one_model.model import OneModel
@@ -63,6 +63,7 @@ class Cause:
 
 
 def cause_of(
+    lane: AnyModelLane,
     model: OneModel,
     program: Any,
     outcome: Outcome,
@@ -77,12 +78,12 @@ def cause_of(
     until = time.monotonic() + seconds
     model = replace(model, work=replace(model.work, until=until))
     try:
-        broken = _broken_step(model, program, outcome)
+        broken = _broken_step(lane, model, program, outcome)
         if broken is not None and broken.is_proved:
             return step_cause(broken)
         if outcome.error:
             return None
-        return _searched_cause(model, program, outcome, until, suspects, broken)
+        return _searched_cause(lane, model, program, outcome, until, suspects, broken)
     except ToolkitError as error:
         # A search is an extra: whatever ends it, the verdict stands.
         is_late = bool(outcome.of_chip) and time.monotonic() > until
@@ -91,16 +92,17 @@ def cause_of(
         return add_suspects(Cause(words, goes_on=goes_on), suspects)
 
 
-def _broken_step(model: OneModel, program: Any, outcome: Outcome) -> BrokenStep | None:
+def _broken_step(lane: AnyModelLane, model: OneModel, program: Any, outcome: Outcome) -> BrokenStep | None:
     program_db: float | None = None
     if not outcome.error:
         lost_db = -math.inf
         program_db = outcome.near("sqnr_db", lost_db) if outcome.of_chip else outcome.sqnr_db
     request = ReplayRequest(program_db, REPLAY_SECONDS)
-    return explainer(model).replayed(model, program, request).broken
+    return lane.replayed(model, program, request).broken
 
 
 def _searched_cause(
+    lane: AnyModelLane,
     model: OneModel,
     program: Any,
     outcome: Outcome,
@@ -112,12 +114,12 @@ def _searched_cause(
     seconds = max(0.0, until - time.monotonic()) * SEARCHES
     if outcome.of_chip:
         limits = DivergenceLimits(DIFFERS_DB, seconds, outcome.near("sqnr_db", -math.inf))
-        result = explainer(model).divergence_of(model, program, limits)
+        result = lane.divergence_of(model, program, limits)
         goes_on = model.command("divergence", program.soc)
         cause = add_suspects(divergence_cause(result, goes_on), suspects)
     else:
         request = ScoreRequest(FLOAT, seconds)
-        cause = scores_cause(explainer(model).scores_of(model, program, request))
+        cause = scores_cause(lane.scores_of(model, program, request))
     if broken is None or cause.nodes:
         return cause
     return replace(cause, words=f"{cause.words}; {broken.in_words()}")

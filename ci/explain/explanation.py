@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ci.explain.cause import SECONDS, Cause, cause_of
+from ci.explain.lane import AnyModelLane
 from ci.explain.trials import LONGEST, Proofs, try_fixes
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, NoGraph, Outcome, Product
@@ -24,6 +25,7 @@ SEARCHED = 2 / 3
 
 
 def explain_products(
+    lane: AnyModelLane,
     model: OneModel,
     programs: Sequence[Program],
     compiled: Sequence[Product | ToolkitError],
@@ -37,13 +39,13 @@ def explain_products(
         if isinstance(error, ToolkitError):
             searchable = error.exit_code == CheckFailed.exit_code and not isinstance(error, NoGraph)
             if searchable and len(programs) == 1:
-                _explain_death(model, program, error, history, search_ends)
+                _explain_death(lane, model, program, error, history, search_ends)
             raise error
     if not _searches(model, history):
         return products
     results: list[Product] = []
     for program, product in zip(programs, products, strict=True):
-        outcome, cause = explain_outcome(model, program, product.outcome, product.suspects, search_ends)
+        outcome, cause = explain_outcome(lane, model, program, product.outcome, product.suspects, search_ends)
         history.searched |= bool(outcome.wrong or cause)
         results.append(replace(product, outcome=outcome))
         if cause and not outcome.wrong:
@@ -56,31 +58,41 @@ def _searches(model: OneModel, history: History) -> bool:
 
 
 def _explain_death(
-    model: OneModel, program: Program, error: ToolkitError, history: History, search_ends: float
+    lane: AnyModelLane,
+    model: OneModel,
+    program: Program,
+    error: ToolkitError,
+    history: History,
+    search_ends: float,
 ) -> None:
     """Say at once what is known of it; then put the cause and the fix that was tried into the error."""
     if model.options.is_verified and _searches(model, history):
         history.searched = True
         sys.stderr.write(readable(f"{program.name}: {error.message}\n", sys.stderr))
         outcome = Outcome(error.message, _filled(error.fix, model, program.soc))
-        outcome, _ = explain_outcome(model, program, outcome, (), search_ends)
+        outcome, _ = explain_outcome(lane, model, program, outcome, (), search_ends)
         error.message, error.fix = outcome.error, outcome.fix
     elif error.fix == NO_FIX and not model.lane.only_compiles:
         error.fix = Fix("{} tries fixes", model.command("compile", program.soc, "-o", "out"))
 
 
 def explain_outcome(
-    model: OneModel, program: Any, outcome: Outcome, suspects: Sequence[SuspectedFault], until: float
+    lane: AnyModelLane,
+    model: OneModel,
+    program: Any,
+    outcome: Outcome,
+    suspects: Sequence[SuspectedFault],
+    until: float,
 ) -> tuple[Outcome, Cause | None]:
     """The outcome, whose error then says the cause, as far as it is found by this time of time.monotonic(),
     and the fixes that were tried. The time is that of all programs of a command."""
     budget = until - time.monotonic()
     search_seconds = budget * SEARCHED if outcome.wrong or outcome.error else budget
-    cause = cause_of(model, program, outcome, search_seconds, suspects) if budget > 0 else None
+    cause = cause_of(lane, model, program, outcome, search_seconds, suspects) if budget > 0 else None
     if not (outcome.wrong or outcome.error):
         return outcome, cause
     budget = until - time.monotonic()
-    proofs = try_fixes(model, program.soc, outcome, cause, budget, budget + LONGEST - SECONDS)
+    proofs = try_fixes(lane, model, program.soc, outcome, cause, budget, budget + LONGEST - SECONDS)
     explained = _explained_death if outcome.error else _explained_wrong
     return explained(outcome, cause, proofs), cause
 

@@ -1,74 +1,210 @@
-"""What the searches ask of a lane. Its module `explain` is all of them that knows how its work is done."""
+"""A lane with all that the commands for one model ask of it, as one record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
 from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator, OperatorScript
 from ci.explain.losses import Loss, ScoreRequest, Scores
 from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import Rewritten
+from ci.one_model.forecast import Forecasted
 from ci.one_model.model import OneModel
-from ci.one_model.product import Compiles, Outcome, Product
+from ci.one_model.output import Ran
+from ci.one_model.product import Outcome, Product
+from ci.suite.lane import AnyLane, L, Lane, LaneStep
 from ci.suite.options import Choice
+from ci.suite.programs import P, Program
+from ci.suite.stage import of_program
+from ci.work.outcome import Result
+from provisioning.base.commands import Fix
 from provisioning.base.errors import ToolkitError, UsageError
 
-P = TypeVar("P")
+T = TypeVar("T")
 
 
-class Explains(Protocol):
-    def chosen_program(self, model: OneModel, choice: Choice) -> Any:
-        """MODEL's, or one of a suite."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searches(Generic[P]):
+    """What the searches ask of a lane."""
 
-    def replayed(self, model: OneModel, program: Any, request: ReplayRequest) -> ReplayResult:
-        """The first of the compiler's steps that changes what the model computes, or after which nothing can
-        compute it; none where the lane's compiler shows no steps."""
+    chosen_program: Callable[[OneModel, Choice], P]
+    """MODEL's, or one of a suite."""
+    replayed: Callable[[OneModel, P, ReplayRequest], ReplayResult]
+    """The first of the compiler's steps that changes what the model computes, or after which nothing can
+    compute it; none where the lane's compiler shows no steps."""
+    divergence_of: Callable[[OneModel, P, DivergenceLimits], DivergenceResult]
+    """The operator at which the program differs."""
+    script_of: Callable[[OneModel, P, DivergentOperator, float], OperatorScript]
+    """That operator alone, which is wrong below so many decibels."""
+    scores_of: Callable[[OneModel, P, ScoreRequest], Scores]
+    """The noise in the outputs if one group of operators alone is quantized."""
+    losses: Callable[[OneModel, Choice], tuple[str, Sequence[Loss]]]
+    """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
+    rewritten: Callable[[OneModel, tuple[str, ...] | None], Rewritten]
+    """The model with the rewrites that answer known faults, all or these, each proved on the CPU."""
+    audited: Callable[[OneModel, Sequence[str]], AuditRows]
+    """For each precision, or for the usual ones."""
+    precision_named: Callable[[str], str]
+    """A precision as the lane's runs name it."""
 
-    def divergence_of(self, model: OneModel, program: Any, limits: DivergenceLimits) -> DivergenceResult:
-        """The operator at which the program differs."""
+
+def _as_it_is(model: OneModel, folder: Path) -> OneModel:
+    return model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLane(Lane[P, L], Generic[P, L]):
+    """A lane that also compiles single models: MODEL is a suite of one."""
+
+    programs: Callable[[OneModel, Path | None], Sequence[P]]
+    """For each chip the program of a suite of one, or of the suite that will have it. Refuses what cannot be
+    compiled; imports nothing heavy."""
+    model_plan: Callable[[OneModel, Sequence[P]], L]
+    model_steps: tuple[LaneStep[L], ...]
+    """The steps of these programs."""
+    product: Callable[[OneModel, L, P, Mapping[str, Result]], Product]
+    """What is made of a program, by its results by step. Raises the error of one that there is not."""
+    own_form_of: Callable[[OneModel, Path], OneModel] = _as_it_is
+    """The model in the form that the lane takes; what had another is written into the folder."""
+    run_program: Callable[[OneModel, Sequence[str]], Ran] | None = None
+    """What a compiled program gives for these inputs."""
+    quantized: Callable[[OneModel], Sequence[Product]] | None = None
+    forecasted: Callable[[OneModel, Sequence[str]], Forecasted] | None = None
+    searches: Searches[P] | None = None
+
+    def own_form(self, model: OneModel, folder: Path) -> OneModel:
+        return self.own_form_of(model, folder)
+
+    def programs_of(self, model: OneModel, suite: Path | None = None) -> Sequence[Program]:
+        return self.programs(model, suite)
+
+    def products_of(self, model: OneModel, programs: Sequence[Program]) -> list[Product | ToolkitError]:
+        """What is made of each program, or the error of one that there is not."""
+        plan = self.model_plan(model, self.suites.own(programs))
+        results: dict[str, Mapping[str, Result]] = {}
+        for step in self.model_steps:
+            results[step.name] = step.results(plan, results)
+        products = list[Product | ToolkitError]()
+        for program in self.suites.own(plan.programs):
+            try:
+                products.append(self.product(model, plan, program, of_program(program, results)))
+            except ToolkitError as error:
+                products.append(error)
+        return products
+
+    def repeat(self, program: Program) -> Fix:
+        """The command that runs a suite's program again."""
+        return self.suites.repeat(program)
+
+    def quantized_of(self, model: OneModel) -> Sequence[Product]:
+        return self._having(self.quantized, "quantize")(model)
+
+    def ran(self, model: OneModel, files: Sequence[str]) -> Ran:
+        return self._having(self.run_program, "run")(model, files)
+
+    def forecast_of(self, model: OneModel, phones: Sequence[str]) -> Forecasted:
+        return self._having(self.forecasted, "forecast")(model, phones)
+
+    def chosen_program(self, model: OneModel, choice: Choice) -> Program:
+        return self._searches.chosen_program(model, choice)
+
+    def replayed(self, model: OneModel, program: Program, request: ReplayRequest) -> ReplayResult:
+        return self._searches.replayed(model, self._own(program), request)
+
+    def divergence_of(self, model: OneModel, program: Program, limits: DivergenceLimits) -> DivergenceResult:
+        return self._searches.divergence_of(model, self._own(program), limits)
 
     def script_of(
-        self, model: OneModel, program: Any, operator: DivergentOperator, least: float
+        self, model: OneModel, program: Program, operator: DivergentOperator, least: float
     ) -> OperatorScript:
-        """That operator alone, which is wrong below so many decibels."""
+        return self._searches.script_of(model, self._own(program), operator, least)
 
-    def scores_of(self, model: OneModel, program: Any, request: ScoreRequest) -> Scores:
-        """The noise in the outputs if one group of operators alone is quantized."""
+    def scores_of(self, model: OneModel, program: Program, request: ScoreRequest) -> Scores:
+        return self._searches.scores_of(model, self._own(program), request)
 
     def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
-        """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
+        return self._searches.losses(model, choice)
 
     def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
-        """The model with the rewrites that answer known faults, all or these, each proved on the CPU."""
+        return self._searches.rewritten(model, rules)
 
     def audited(self, model: OneModel, precisions: Sequence[str]) -> AuditRows:
-        """For each precision, or for the usual ones."""
+        return self._searches.audited(model, precisions)
+
+    def precision_named(self, name: str) -> str:
+        return self._searches.precision_named(name)
+
+    @property
+    def _searches(self) -> Searches[P]:
+        return self._having(self.searches, "audit, divergence, repair and tune")
+
+    def _own(self, program: Program) -> P:
+        (own,) = self.suites.own([program])
+        return own
+
+    def _having(self, part: T | None, what: str) -> T:
+        """The one place that refuses what a lane lacks."""
+        if part is None:
+            message = f"lane {self.head.name} has no {what}: it takes {self.head.models}"
+            raise UsageError(message, fix="name a .pt2, file.py:function or an .onnx")
+        return part
 
 
-def explainer(model: OneModel) -> Explains:
-    lane: Explains = model.lane.explain
-    return lane
+class AnyModelLane(AnyLane, Protocol):
+    """What the commands for one model ask of a lane, whatever its programs are."""
+
+    def programs_of(self, model: OneModel, suite: Path | None = None) -> Sequence[Program]: ...
+
+    def products_of(self, model: OneModel, programs: Sequence[Program]) -> list[Product | ToolkitError]: ...
+
+    def repeat(self, program: Program) -> Fix: ...
+
+    def own_form(self, model: OneModel, folder: Path) -> OneModel: ...
+
+    def quantized_of(self, model: OneModel) -> Sequence[Product]: ...
+
+    def ran(self, model: OneModel, files: Sequence[str]) -> Ran: ...
+
+    def forecast_of(self, model: OneModel, phones: Sequence[str]) -> Forecasted: ...
+
+    def chosen_program(self, model: OneModel, choice: Choice) -> Program: ...
+
+    def replayed(self, model: OneModel, program: Program, request: ReplayRequest) -> ReplayResult: ...
+
+    def divergence_of(
+        self, model: OneModel, program: Program, limits: DivergenceLimits
+    ) -> DivergenceResult: ...
+
+    def script_of(
+        self, model: OneModel, program: Program, operator: DivergentOperator, least: float
+    ) -> OperatorScript: ...
+
+    def scores_of(self, model: OneModel, program: Program, request: ScoreRequest) -> Scores: ...
+
+    def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]: ...
+
+    def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten: ...
+
+    def audited(self, model: OneModel, precisions: Sequence[str]) -> AuditRows: ...
+
+    def precision_named(self, name: str) -> str: ...
 
 
-def outcomes_of(model: OneModel, programs: Sequence[Any]) -> list[Outcome]:
+def outcomes_of(lane: AnyModelLane, model: OneModel, programs: Sequence[Program]) -> list[Outcome]:
     """What becomes of each: it is compiled, run and compared. The one trial of a candidate."""
-    lane: Compiles = model.lane.product
     products = lane.products_of(model, programs)
     return [
         product.outcome if isinstance(product, Product) else Outcome.of_error(product) for product in products
     ]
 
 
-def programs_of(model: OneModel) -> list[Any]:
-    lane: Compiles = model.lane.product
-    return lane.programs_of(model)
-
-
-def outcome_of(model: OneModel) -> Outcome:
+def outcome_of(lane: AnyModelLane, model: OneModel) -> Outcome:
     try:
-        (outcome,) = outcomes_of(model, programs_of(model))
+        (outcome,) = outcomes_of(lane, model, lane.programs_of(model))
     except ToolkitError as error:
         return Outcome.of_error(error)
     return outcome

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ci.explain.lane import explainer, outcome_of
+from ci.explain.lane import AnyModelLane, outcome_of
 from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.options import Floor
@@ -48,10 +48,9 @@ class Repair:
         return {"before": self.before, "after": self.after} if self.after else {"before": self.before}
 
 
-def fewest_of(model: OneModel, only: tuple[str, ...] | None, before: Outcome) -> Repair:
+def fewest_of(lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None, before: Outcome) -> Repair:
     """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
     that were tried. `only` for these faults, if any is named; `before` is what it is without them."""
-    lane = explainer(model)
     rewritten = lane.rewritten(model, only)
     all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.places))
     trials: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
@@ -61,7 +60,7 @@ def fewest_of(model: OneModel, only: tuple[str, ...] | None, before: Outcome) ->
             rules = tuple(rule for names in choice for rule in names)
             part = rewritten if choice == all_rules else lane.rewritten(model, rules)
             candidate = of_rewritten(model, part)
-            trials[choice] = part, outcome_of(candidate) if candidate else before
+            trials[choice] = part, outcome_of(lane, candidate) if candidate else before
             if len(all_rules) > 1:
                 sys.stderr.write(f"  with {', '.join(rules)}: {trials[choice][1].in_words()}\n")
         return trials[choice][1]
@@ -104,9 +103,11 @@ FLOOR = Floor(30, decibels=True)
 """That `tune` is asked for where the rewritten model is still wrong."""
 
 
-def repair_model(model: OneModel, only: tuple[str, ...] | None, report: ModelReport) -> int:
+def repair_model(
+    lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None, report: ModelReport
+) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
-    repair = fewest_of(model, only, outcome_of(model))
+    repair = fewest_of(lane, model, only, outcome_of(lane, model))
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
     files = _write(repair, report) if after else []

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ci.explain.cause import SECONDS, Cause
-from ci.explain.lane import explainer, outcome_of
+from ci.explain.lane import AnyModelLane, outcome_of
 from ci.explain.repair import fewest_of
 from ci.explain.rewriting import RewrittenPlace
 from ci.one_model.model import OneModel
@@ -113,6 +113,7 @@ def helps(after: Outcome, before: Outcome) -> bool:
 
 
 def try_fixes(
+    lane: AnyModelLane,
     model: OneModel,
     soc: str,
     before: Outcome,
@@ -129,7 +130,7 @@ def try_fixes(
     trial = model.for_chip(soc).use(replace(model.options, search=False))
     trial = replace(trial, work=replace(model.work, until=until))
     proofs = Proofs()
-    for candidate in islice(_possible(trial, cause, before), MOST):
+    for candidate in islice(_possible(lane, trial, cause, before), MOST):
         if time.monotonic() > last_begin:
             break
         sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
@@ -143,45 +144,53 @@ def try_fixes(
     return proofs
 
 
-def _possible(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
+def _possible(
+    lane: AnyModelLane, model: OneModel, cause: Cause | None, before: Outcome
+) -> Iterator[Candidate]:
     """The candidates, as far as none of them needs what this machine lacks."""
     try:
-        yield from candidates_of(model, cause, before)
+        yield from candidates_of(lane, model, cause, before)
     except ToolkitError as error:
         sys.stderr.write(readable(f"no more fixes are tried: {error.message}\n", sys.stderr))
 
 
-def candidates_of(model: OneModel, cause: Cause | None, before: Outcome) -> Iterator[Candidate]:
+def candidates_of(
+    lane: AnyModelLane, model: OneModel, cause: Cause | None, before: Outcome
+) -> Iterator[Candidate]:
     """Rewrites at the place of the cause, or of the whole model; then flags, unless the compiler has the
     fault whatever they are. A model that does not export has none."""
     try:
-        rewritten = explainer(model).rewritten(model)
+        rewritten = lane.rewritten(model)
     except ToolkitError as error:
         if error.exit_code != CheckFailed.exit_code:
             raise
         return
-    yield from _rewrites(model, rewritten.places, cause, before)
+    yield from _rewrites(lane, model, rewritten.places, cause, before)
     if cause is None or not cause.in_compiler:
-        yield from _other_flags(model)
+        yield from _other_flags(lane, model)
 
 
-def _other_flags(model: OneModel) -> Iterator[Candidate]:
+def _other_flags(lane: AnyModelLane, model: OneModel) -> Iterator[Candidate]:
     precision = written_name(model.precision or "fp16")
     if precision != "fp16":
         for options in model.options.remedies():
-            yield _compiled(model.use(options))
+            yield _compiled(lane, model.use(options))
     exact = EXACT.get(precision)
     if exact and not model.options.precision_file:
-        yield _compiled(model.use_precision(exact))
+        yield _compiled(lane, model.use_precision(exact))
 
 
-def _compiled(model: OneModel) -> Candidate:
+def _compiled(lane: AnyModelLane, model: OneModel) -> Candidate:
     command = model.command("compile", model.selection.soc, "-o", "out")
-    return Candidate(command, lambda: outcome_of(model))
+    return Candidate(command, lambda: outcome_of(lane, model))
 
 
 def _rewrites(
-    model: OneModel, places: Sequence[RewrittenPlace], cause: Cause | None, before: Outcome
+    lane: AnyModelLane,
+    model: OneModel,
+    places: Sequence[RewrittenPlace],
+    cause: Cause | None,
+    before: Outcome,
 ) -> Iterator[Candidate]:
     at_cause = [place for place in places if _is_at(place, cause)]
     if not at_cause:
@@ -189,12 +198,12 @@ def _rewrites(
     edits = {fix_at(place.rules[0], place.code, place.source).edit for place in at_cause}
     # One edit alone is the whole rewrite.
     if len(edits) == 1 and (edit := edits.pop()):
-        yield Candidate(str(edit), lambda: _outcome_of_edit(model, edit), edit)
+        yield Candidate(str(edit), lambda: _outcome_of_edit(lane, model, edit), edit)
     rules = _rules_of(at_cause)
-    yield _repaired(model, rules, before)
+    yield _repaired(lane, model, rules, before)
     # Where the compiler is at fault, the next place may end it as well.
     if cause is not None and cause.in_compiler and rules != (every := _rules_of(places)):
-        yield _repaired(model, every, before)
+        yield _repaired(lane, model, every, before)
 
 
 def _rules_of(places: Sequence[RewrittenPlace]) -> tuple[str, ...]:
@@ -213,18 +222,18 @@ def _is_at(place: RewrittenPlace, cause: Cause | None) -> bool:
     return place.node in cause.nodes
 
 
-def _repaired(model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candidate:
+def _repaired(lane: AnyModelLane, model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candidate:
     """The fewest rewrites that help, as the command finds them."""
 
     def trial() -> Outcome | None:
-        repair = fewest_of(model, rules, before)
+        repair = fewest_of(lane, model, rules, before)
         return repair.after or repair.together
 
     repairing = model.use(replace(model.options, only=rules))
     return Candidate(repairing.command("repair", model.selection.soc, "-o", "repaired"), trial)
 
 
-def _outcome_of_edit(model: OneModel, edit: Edit) -> Outcome | None:
+def _outcome_of_edit(lane: AnyModelLane, model: OneModel, edit: Edit) -> Outcome | None:
     """What becomes of the source with that line changed, in a folder that links to all else that the model's
     has; None where the line is not in the model's own folder, or not as it was."""
     source = model.file
@@ -241,7 +250,7 @@ def _outcome_of_edit(model: OneModel, edit: Edit) -> Outcome | None:
         _link_beside(folder, copy, inside)
         (copy / inside).write_text("".join(lines), encoding="utf-8")
         typed = f"{copy / source.file.name}:{model.typed.rpartition(':')[2]}"
-        return outcome_of(replace(model, typed=typed))
+        return outcome_of(lane, replace(model, typed=typed))
 
 
 def _link_beside(folder: Path, copy: Path, file: Path) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ci.explain.lane import explainer, outcomes_of, programs_of
+from ci.explain.lane import AnyModelLane, outcomes_of
 from ci.explain.losses import GroupScore, ScoreRequest
-from ci.one_model.model import OneModel, precision_in
+from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome, smallest
 from ci.suite.accuracy import METRIC, below_floor, in_words
 from ci.suite.precision import TWO_PRECISIONS, written_name
@@ -317,11 +317,11 @@ class TuneSearch:
         return total * above / span if span > 0 else 0.0
 
 
-def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
+def tuned(lane: AnyModelLane, model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     """The mixture of both precisions for a model."""
     model = model.use_precision(precisions[0])
-    cheap, exact = (precision_in(model.lane, name) for name in precisions)
-    program = programs_of(model)[0]
+    cheap, exact = (lane.precision_named(name) for name in precisions)
+    program = lane.programs_of(model)[0]
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
         raise UsageError(f"{written_name(cheap)} quantizes nothing", fix=TWO_PRECISIONS)
@@ -330,10 +330,10 @@ def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     if goal.metric:
         settings["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
     program = replace(program, run=run, case=program.case.model_copy(update=settings))
-    units = explainer(model).scores_of(model, program, ScoreRequest(exact)).units
+    units = lane.scores_of(model, program, ScoreRequest(exact)).units
 
     def measure(choices: Sequence[frozenset[int]]) -> list[Point]:
-        outcomes = outcomes_of(model, [mix(program, units, choice, exact) for choice in choices])
+        outcomes = outcomes_of(lane, model, [mix(program, units, choice, exact) for choice in choices])
         return [Point(choice, outcome) for choice, outcome in zip(choices, outcomes, strict=True)]
 
     names = written_name(cheap), written_name(exact)

@@ -11,6 +11,8 @@ from ci.suite.lane_head import LaneHead, LaneStage
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from ci.explain.lane import AnyModelLane
+    from ci.one_model.options import ModelOptions
     from ci.suite.lane import AnyLane
     from ci.suite.programs import AnySuites
 
@@ -24,6 +26,10 @@ class Registered:
     """None: its work is no suite's."""
     load_suites: Callable[[], AnySuites] | None = None
     """Its suites, which need none of the packages that its work needs."""
+    load_model_lane: Callable[[], AnyModelLane] | None = None
+    """None: it takes no single models."""
+    load_options: Callable[[], type[ModelOptions]] | None = None
+    """What may be typed with its models."""
 
     @property
     def lane(self) -> AnyLane:
@@ -37,6 +43,18 @@ class Registered:
             raise refused(self.head, "suites")
         return self.load_suites()
 
+    @property
+    def model_lane(self) -> AnyModelLane:
+        if self.load_model_lane is None:
+            raise refused(self.head, "commands for single models")
+        return self.load_model_lane()
+
+    @property
+    def options(self) -> type[ModelOptions]:
+        if self.load_options is None:
+            raise refused(self.head, "commands for single models")
+        return self.load_options()
+
 
 def refused(head: LaneHead, lacks: str) -> UsageError:
     """The error for what a lane lacks, with the lanes that have it."""
@@ -44,10 +62,16 @@ def refused(head: LaneHead, lacks: str) -> UsageError:
     return UsageError(f"lane {head.name} has no {lacks}", fix=f"take one of the lanes {having}")
 
 
-def _executorch() -> AnyLane:
+def _executorch() -> AnyModelLane:
     from ci.lanes.executorch.lane import LANE
 
     return LANE
+
+
+def _executorch_options() -> type[ModelOptions]:
+    from ci.lanes.executorch.model_options import OPTIONS
+
+    return OPTIONS
 
 
 def _executorch_suites() -> AnySuites:
@@ -56,10 +80,16 @@ def _executorch_suites() -> AnySuites:
     return SUITES
 
 
-def _onnx() -> AnyLane:
+def _onnx() -> AnyModelLane:
     from ci.lanes.onnx.lane import LANE
 
     return LANE
+
+
+def _onnx_options() -> type[ModelOptions]:
+    from ci.lanes.onnx.model_options import OPTIONS
+
+    return OPTIONS
 
 
 def _onnx_suites() -> AnySuites:
@@ -68,10 +98,16 @@ def _onnx_suites() -> AnySuites:
     return SUITES
 
 
-def _llm() -> AnyLane:
+def _llm() -> AnyModelLane:
     from ci.lanes.llm.lane import LANE
 
     return LANE
+
+
+def _llm_options() -> type[ModelOptions]:
+    from ci.lanes.llm.model_options import OPTIONS
+
+    return OPTIONS
 
 
 def _llm_suites() -> AnySuites:
@@ -81,9 +117,9 @@ def _llm_suites() -> AnySuites:
 
 
 LANES: list[Registered] = [
-    Registered(executorch.HEAD, _executorch, _executorch_suites),
-    Registered(onnx.HEAD, _onnx, _onnx_suites),
-    Registered(llm.HEAD, _llm, _llm_suites),
+    Registered(executorch.HEAD, _executorch, _executorch_suites, _executorch, _executorch_options),
+    Registered(onnx.HEAD, _onnx, _onnx_suites, _onnx, _onnx_options),
+    Registered(llm.HEAD, _llm, _llm_suites, _llm, _llm_options),
     Registered(upstream.HEAD),
 ]
 """In the order in which a suite's mistakes are said."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ci.one_model.model import add_model, one_model_of, require_one_chip
+from ci.model_commands.typed_model import add_model, model_lane, one_model_of
+from ci.one_model.model import require_one_chip
 from ci.one_model.options import AUDIT
 from provisioning.base import answer
 
@@ -21,14 +22,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.audit import as_text, document, fails
-    from ci.explain.lane import explainer
     from ci.one_model.report import ModelReport, reported
 
     model = one_model_of(args, AUDIT)
     require_one_chip(model.selection)
 
     def work(report: ModelReport) -> int:
-        rows = explainer(model).audited(model, model.options.precisions)
+        rows = model_lane(model).audited(model, model.options.precisions)
         answer.add(model=model.typed, soc=model.selection.soc, precisions=document(rows))
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:

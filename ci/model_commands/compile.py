@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import CHECKPOINT, ONNX, OneModel, add_model, one_model_of
+from ci.model_commands.typed_model import CHECKPOINT, add_model, model_lane, one_model_of
+from ci.one_model.model import OneModel
 from ci.one_model.options import COMPILE
 from provisioning.base.command_line import show_error
 from provisioning.base.errors import ToolkitError, UsageError
@@ -35,10 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = one_model_of(args, COMPILE)
-    if model.lane == ONNX:
-        from ci.lanes.onnx.exporting import as_onnx
-
-        model = as_onnx(model, model.output)
+    model = model_lane(model).own_form(model, model.output)
     precisions: list[str | None] = [*dict.fromkeys(model.options.precisions)] or [None]
     suite = model.options.suite
     return compile_precisions(model, precisions, suite.absolute() if suite else None)
@@ -50,14 +49,14 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
     from ci.explain.explanation import explain_products
     from ci.one_model.into_suite import addition_of
     from ci.one_model.output import writing_into
-    from ci.one_model.product import Compiles, Product, judged, write_products
+    from ci.one_model.product import Product, judged, write_products
     from ci.one_model.report import reported
 
     def work(report: ModelReport) -> int:
-        lane: Compiles = model.lane.product
+        lane = model_lane(model)
         # What cannot be compiled or added is refused before a folder is made.
         programs = lane.programs_of(model)
-        addition = addition_of(model, suite) if suite else None
+        addition = addition_of(model, lane.suites, partial(lane.programs_of, model), suite) if suite else None
         output = model.output.absolute()
         with writing_into(output, model.selection.store) as (new, publish):
             results = lane.products_of(model, programs)
@@ -66,7 +65,7 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
                 write_products(products, model, new, publish, report, history)
                 if addition:
                     addition.write(products)
-        products = explain_products(model, programs, results, history)
+        products = explain_products(lane, model, programs, results, history)
         return judged(products, report)
 
     return reported(COMPILE, model, model.traits, work)
@@ -74,7 +73,7 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
 
 def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite: Path | None) -> int:
     """Compile for each precision; of several, whatever becomes of the others, and say all in a table."""
-    from ci.one_model.product import Compiles, History
+    from ci.one_model.product import History
     from ci.work.schedule import sharing_templates
     from provisioning.base.units import aligned
 
@@ -84,7 +83,7 @@ def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite:
             "a checkpoint is compiled for one precision at a time",
             fix="one --precision for each folder",
         )
-    lane: Compiles = model.lane.product
+    lane = model_lane(model)
     for precision in precisions[1:]:
         # What cannot be meant is refused before the first is compiled.
         lane.programs_of(model.use_precision(precision))

@@ -9,12 +9,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ci.model_commands.typed_model import ONNX, add_model, model_lane, one_model_of
 from ci.models.not_models import MODEL_HELP
-from ci.one_model.model import ONNX, OneModel, add_model, one_model_of, require_one_chip
+from ci.one_model.model import OneModel, require_one_chip
 from ci.one_model.options import DIVERGENCE
 from ci.suite.options import Choice, add_choice, choice_of
+from ci.suite.programs import Program
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
@@ -64,11 +66,10 @@ def require_script(path: Path) -> None:
 def find_divergence(model: OneModel, choice: Choice, script: Path | None, report: ModelReport) -> int:
     """Search, say what was found and what to do next, and write the script if one is wanted."""
     from ci.explain.divergence import as_text, fix_of
-    from ci.explain.lane import explainer
     from ci.work.plain import as_json
     from provisioning.known_faults import NO_FIX
 
-    program = explainer(model).chosen_program(model, choice)
+    program = model_lane(model).chosen_program(model, choice)
     if model.lane == ONNX and model.typed and not model.options.calibrate:
         note = "note: inputs are random; with real ones (--calibrate) other operators may differ"
         sys.stderr.write(f"{note}\n")
@@ -90,20 +91,19 @@ def find_divergence(model: OneModel, choice: Choice, script: Path | None, report
     return exit_code_of(good=not differs)
 
 
-def search(model: OneModel, program: Any) -> DivergenceResult:
+def search(model: OneModel, program: Program) -> DivergenceResult:
     """Search for the operator. The error of a program that does not compile names what explains it."""
     from ci.explain.divergence import DIFFERS_DB, DivergenceLimits
-    from ci.explain.lane import explainer
 
     thresholds = program.thresholds
     of_suite = thresholds.reference_sqnr_db if thresholds else None
     limits = DivergenceLimits(model.options.least or of_suite or DIFFERS_DB)
     try:
-        return explainer(model).divergence_of(model, program, limits)
+        return model_lane(model).divergence_of(model, program, limits)
     except ToolkitError as error:
         if error.exit_code != CheckFailed.exit_code:
             raise
-        again = command_of(model, "audit") or model.lane.suites.repeat(program)
+        again = command_of(model, "audit") or model_lane(model).repeat(program)
         fix = Fix("{} shows what does not compile, and what to write instead", again)
         raise CheckFailed(f"{program.name}: {error.message}", fix=fix) from error
 
@@ -113,7 +113,7 @@ def command_of(model: OneModel, verb: str, *more: str) -> str:
     return model.command(verb, model.selection.soc, *more) if model.typed else ""
 
 
-def fix_of_trials(model: OneModel, program: Any, result: DivergenceResult) -> str:
+def fix_of_trials(model: OneModel, program: Program, result: DivergenceResult) -> str:
     """The fixes that helped. For a suite's program, the command that tries some."""
     from ci.explain.cause import divergence_cause
     from ci.explain.lane import outcome_of
@@ -123,22 +123,21 @@ def fix_of_trials(model: OneModel, program: Any, result: DivergenceResult) -> st
         precision = program.run.kind
         again = session("compile", "MODEL", "--precision", precision, "--soc", program.soc, "-o", "out")
         return Fix("{} tries fixes of the case's model", again)
-    cause = divergence_cause(result, command_of(model, DIVERGENCE))
-    return try_fixes(model, model.selection.soc, outcome_of(model), cause).fix
+    lane, cause = model_lane(model), divergence_cause(result, command_of(model, DIVERGENCE))
+    return try_fixes(lane, model, model.selection.soc, outcome_of(lane, model), cause).fix
 
 
 def write_script(
     script: Path,
     model: OneModel,
-    program: Any,
+    program: Program,
     operator: DivergentOperator,
     least: float,
     report: ModelReport,
 ) -> None:
     """Write the operator with its inputs as a script, and say what it gives."""
-    from ci.explain.lane import explainer
 
-    cut_out = explainer(model).script_of(model, program, operator, least)
+    cut_out = model_lane(model).script_of(model, program, operator, least)
     script.write_text(cut_out.text, encoding="utf-8")
     report.wrote([script])
     answer.add(verdict=cut_out.verdict, files=[str(script)])

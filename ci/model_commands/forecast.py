@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.one_model.model import add_model, one_model_of
+from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.one_model.options import FORECAST
 from provisioning.base import answer
 
@@ -20,14 +20,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.onnx.exporting import as_onnx
-    from ci.lanes.onnx.product import forecasted
     from ci.one_model.forecast import load_forecasts
 
     table = load_forecasts()
     model = one_model_of(args, FORECAST)
     phones = [table.phone_of(name) for name in model.options.phones] or [*table.phones]
-    forecast = forecasted(as_onnx(model, model.selection.reports / "exported"), phones)
+    lane = model_lane(model)
+    forecast = lane.forecast_of(lane.own_form(model, model.selection.reports / "exported"), phones)
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecast.forecasts])
     answer.add(withheld=forecast.withheld, fix=forecast.fix)
     print("\n".join(forecast.in_words()))

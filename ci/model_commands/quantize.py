@@ -4,23 +4,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.models.not_models import MODEL_HELP
-from ci.one_model.model import (
-    OneModel,
-    add_model,
-    one_model_of,
-    require_one_chip,
-)
+from ci.one_model.model import require_one_chip
 from ci.one_model.options import QUANTIZE
 from ci.suite.options import add_choice, choice_of
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from ci.one_model.product import Product
+    pass
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
@@ -31,19 +26,12 @@ EXAMPLES = """\
 """
 
 
-class Quantizes(Protocol):
-    """What is asked of a lane."""
-
-    def quantized(self, model: OneModel) -> Sequence[Product]: ...
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model(parser, QUANTIZE, f"{MODEL_HELP}; with --where also none: a suite's program", optional=True)
     add_choice(parser, QUANTIZE)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.explain.lane import explainer
     from ci.explain.losses import as_text
     from ci.one_model.output import writing_into
     from ci.one_model.product import History, judged, write_products
@@ -53,13 +41,13 @@ def run(args: argparse.Namespace) -> int:
     options = model.options
     if model.typed and not (options.precisions or options.precision_file):
         raise UsageError(f"the precision for {model.typed} is missing", fix=add_flags("--precision", "8a8w"))
-    lane: Quantizes = model.lane.product
+    lane = model_lane(model)
     if options.where:
         require_one_chip(model.selection)
         choice = choice_of(args)
 
         def losses(_: ModelReport) -> int:
-            print("\n".join(as_text(*explainer(model).losses(model, choice))))
+            print("\n".join(as_text(*lane.losses(model, choice))))
             return 0
 
         return reported(QUANTIZE, model, ["--where", *choice.words, *model.traits], losses)
@@ -71,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     def work(report: ModelReport) -> int:
         with writing_into(output, model.selection.store) as (new, publish):
-            products = lane.quantized(model)
+            products = lane.quantized_of(model)
             write_products(products, model, new, publish, report, History())
         return judged(products, report)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ci.one_model.model import add_model, one_model_of, require_one_chip
+from ci.model_commands.typed_model import add_model, model_lane, one_model_of
+from ci.one_model.model import require_one_chip
 from ci.one_model.options import REPAIR
 from provisioning.base.errors import UnknownName, UsageError
 
@@ -35,4 +36,5 @@ def run(args: argparse.Namespace) -> int:
             why = Fix(why, *fixes[rule].commands)
             raise UsageError(f"{rule} has no rewrite: {why}", fix=fixes[rule].words)
     only = model.options.only or None
-    return reported(REPAIR, model, model.traits, lambda report: repair_model(model, only, report))
+    lane = model_lane(model)
+    return reported(REPAIR, model, model.traits, lambda report: repair_model(lane, model, only, report))

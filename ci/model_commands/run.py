@@ -4,10 +4,10 @@ language model says."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from ci.one_model.model import CHECKPOINT, OneModel, add_model, one_model_of
+from ci.model_commands.typed_model import CHECKPOINT, add_model, model_lane, one_model_of
+from ci.one_model.model import OneModel
 from ci.one_model.options import RUN
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
@@ -15,7 +15,6 @@ from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from ci.one_model.output import Ran
     from ci.one_model.report import ModelReport
 
 EXAMPLES = """\
@@ -28,13 +27,6 @@ EXAMPLES = """\
 """
 
 PROGRAM_HELP = "a .pte, an .onnx, a QNN context binary, or the folder of a language model"
-
-
-class RunsPrograms(Protocol):
-    """What is asked of a lane."""
-
-    def run_program(self, model: OneModel, files: Sequence[str]) -> Ran:
-        """What a compiled program gives for these inputs."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +50,10 @@ def run_and_compare(model: OneModel, report: ModelReport) -> int:
     """Run the program, write its outputs, and compare them where others are named."""
     from ci.one_model.output import as_text, compared, outputs_in, write
 
-    lane: RunsPrograms = model.lane.product
     options = model.options
     # A folder that is another one is refused before anything runs.
     other_outputs = outputs_in(Parser.user_folder() / options.compare) if options.compare else {}
-    ran = lane.run_program(model, options.inputs)
+    ran = model_lane(model).ran(model, options.inputs)
     if options.outputs:
         write(ran, options.outputs, model.typed)
         report.wrote(sorted(options.outputs.glob("*.npy")))

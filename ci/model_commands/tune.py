@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.one_model.model import OneModel, add_model, one_model_of, require_one_chip
+from ci.model_commands.typed_model import add_model, model_lane, one_model_of
+from ci.one_model.model import OneModel, require_one_chip
 from ci.one_model.options import TUNE, Floor
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     about = [*precisions, f"{goal.figure} {goal.floor:g}", *model.selection.socs]
 
     def work(report: ModelReport) -> int:
-        return _write(tuned(model, (precisions[0], precisions[1]), goal), model, report)
+        return _write(tuned(model_lane(model), model, (precisions[0], precisions[1]), goal), model, report)
 
     return reported(TUNE, model, about, work)
 
@@ -89,7 +90,7 @@ def _write(result: Tuned, model: OneModel, report: ModelReport) -> int:
     comment = f"Written by `{report.stage.command}`."
     precision, nodes = settings_of(result.units, result.winner.units, *result.names)
     name = f"{stem}{PRECISION_SUFFIX}"
-    text = precision_text(model.lane.suites.lane, precision, nodes, comment)
+    text = precision_text(model.lane.name, precision, nodes, comment)
     with writing_into(folder, model.selection.store) as (scratch, publish):
         require_own([folder / name], model.typed)
         (scratch / name).write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import Any
 
 from ci.models.user_model import UserModel, module_file
 from ci.one_model.model import OneModel
-from ci.one_model.product import Compiles, Product
+from ci.one_model.product import Product
 from ci.suite.precision import scheme_named, written_name
-from ci.suite.programs import SuiteRun
+from ci.suite.programs import Program, SuiteRun
 from ci.suite.suite_file import LaneForm, parse_suite
 from provisioning.base import toml
 from provisioning.base.commands import add_flags, leave_out, session
@@ -172,7 +172,9 @@ class Addition:
         return workflow.replace(PLACEHOLDER, ours.name).replace(PIN, pin)
 
 
-def addition_of(model: OneModel, suite: Path) -> Addition:
+def addition_of(
+    model: OneModel, suites: LaneForm, programs: Callable[[Path], Sequence[Program]], suite: Path
+) -> Addition:
     """Refuses a suite that cannot have the model, before anything is compiled."""
     backend = model.options.processor
     if backend != "htp":
@@ -181,13 +183,12 @@ def addition_of(model: OneModel, suite: Path) -> Addition:
             fix=leave_out("--suite", f', and write backend = "{backend}" into a run by hand'),
         )
     _require_place(suite)
-    lane: Compiles = model.lane.product
-    program = lane.programs_of(model, suite)[0]
+    program = programs(suite)[0]
     case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
     values = program.run.model_dump(mode="json", exclude_defaults=True)
-    run = {name: values.get(name) for name in suite_names(model.lane.options, "run")}
+    run = {name: values.get(name) for name in suite_names(type(model.options), "run")}
     socs, profile = model.selection.socs, model.selection.profile
-    addition = Addition(model.lane.suites, suite, program.case_name, case, run, socs, profile)
+    addition = Addition(suites, suite, program.case_name, case, run, socs, profile)
     addition.require_possible()
     return addition
 

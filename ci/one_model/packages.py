@@ -13,7 +13,7 @@ from ci.models.own_packages import NONE, VARIABLE, Needs, locked_versions
 from ci.models.projects import contradicted, dependencies_of
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import path_of_package
-from ci.suite.programs import Program, Suites
+from ci.suite.programs import P, Suites
 from ci.suite.suite_file import parse_suite
 from provisioning.base import toml
 from provisioning.base.command_line import Parser
@@ -21,14 +21,13 @@ from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 
 
-def needs_of_model(model: OneModel, suite: Path | None = None) -> Needs:
+def needs_of_model(model: OneModel, suites: Suites[P], suite: Path | None = None) -> Needs:
     """The packages of the model, or of the suite that it is added to."""
     options = model.options
     if suite is not None:
         _refuse_beside_a_suite(model)
         if not suite.is_file():
             return NONE
-        suites: Suites[Program] = model.lane.suites
         document = toml.loads(suite.read_text(encoding="utf-8"))
         return suites.needs_of(parse_suite(document, suite, suites))
     packages, folders = list[str](), list[Path]()

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from ci.one_model.model import OneModel
 from ci.one_model.output import Publish, document_of, file_line, origin_of, require_own
 from ci.one_model.report import ModelReport
 from ci.suite.accuracy import against_nearest, in_words
 from ci.suite.programs import Program
-from ci.suite.stage import Plan, Results, of_program
-from ci.work.outcome import Result, first_line, words_of
+from ci.suite.stage import Plan
+from ci.work.outcome import first_line, words_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix
@@ -200,30 +200,6 @@ class Product:
     """Of an earlier product: they go, unless they are written again."""
     run_fields: Mapping[str, object] = field(default_factory=dict)
     """What a suite that gets the model has in its run beside what was typed."""
-
-
-class Compiles(Protocol):
-    """What is asked of a lane's module `product`: the way of a suite's programs, of one model."""
-
-    def programs_of(self, model: OneModel, suite: Path | None = None) -> list[Any]:
-        """For each chip the program of a suite of one, or of the suite that will have it. Refuses what cannot
-        be compiled; imports nothing heavy."""
-
-    def products_of(self, model: OneModel, programs: Sequence[Any]) -> list[Product | ToolkitError]:
-        """What is made of each program, or the error of one that there is not."""
-
-
-def each_product(
-    plan: P, results: Results, product_of: Callable[[P, Any, Mapping[str, Result]], Product]
-) -> list[Product | ToolkitError]:
-    """What `product_of` makes of each program and its results by step, or the error that it raises."""
-    products = list[Product | ToolkitError]()
-    for program in plan.programs:
-        try:
-            products.append(product_of(plan, program, of_program(program, results)))
-        except ToolkitError as error:
-            products.append(error)
-    return products
 
 
 def require_fp16(programs: Iterable[Program]) -> None:

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ci.suite.lane_head import LaneHead
 from ci.suite.options import Choice, StageOptions
-from ci.suite.programs import AnySuites, P, Suites
+from ci.suite.programs import P, Suites
 from ci.suite.stage import (
     MeasuredValues,
     Plan,
@@ -23,6 +23,7 @@ from ci.suite.stage import (
     report,
     show_list,
 )
+from ci.suite.suite_file import LaneForm
 from ci.work.jobs import Job
 from ci.work.outcome import Result
 from provisioning.base.findings import Finding, Metric
@@ -123,7 +124,7 @@ class AnyLane(Protocol):
     def head(self) -> LaneHead: ...
 
     @property
-    def suites(self) -> AnySuites: ...
+    def suites(self) -> LaneForm: ...
 
     def chosen_jobs(self, choice: Choice, selection: Selection) -> list[Job]:
         """The work on the chosen programs."""

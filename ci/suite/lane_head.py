@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from provisioning.base.command_line import TIMEOUT
+
 
 @dataclass(frozen=True, slots=True)
 class LaneStage:
@@ -28,6 +30,12 @@ class LaneHead:
     """The locked Python that it runs in."""
     stages: tuple[LaneStage, ...]
     """The first compiles a program, the last runs it; one stage may do both."""
+    models: str = ""
+    """The models that it takes, in words."""
+    timeout: float = TIMEOUT
+    """Seconds after which a step on one model ends, unless --timeout says otherwise."""
+    only_compiles: bool = False
+    """Whether of the commands for one model it has `compile` and `run` alone."""
     mark: str = ""
     """What tells its programs from others of the same case, on a page."""
     has_suites: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ci.__main__ import VERBS as CI
-from ci.one_model.model import kinds_of
+from ci.model_commands.typed_model import kinds_of
 from ci.one_model.options import COMPILE, FROM_MODEL, RUN
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError

@@ -11,6 +11,7 @@ from typing import Any
 from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.replay import BrokenStep, ReplayRequest, ReplayResult
 from ci.explain.rewriting import Rewritten, RewrittenPlace
+from ci.lanes.executorch import HEAD as PYTORCH
 from ci.models.model_lines import OperatorAt
 from ci.one_model.model import OneModel
 from ci.one_model.options import ModelOptions
@@ -60,22 +61,14 @@ class StandInLane:
         gives: Callable[[OneModel], Outcome] = lambda _: RED,
     ) -> None:
         selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
-        lane: Any = self
         options = ModelOptions(precisions=("16a8w",), output=folder / "out", search=False)
-        self.model = OneModel(selection, typed, lane, options)
+        self.model = OneModel(selection, typed, PYTORCH, options)
         self.folder, self.gives = folder, gives
         self.asked: list[tuple[str, ...] | None] = []
-        self.only_compiles = False
 
     @property
-    def product(self) -> StandInLane:
-        return self
-
-    @property
-    def explain(self) -> StandInLane:
-        return self
-
-    def module(self, name: str) -> StandInLane:
+    def lane(self) -> Any:
+        """As what is tested takes it."""
         return self
 
     def programs_of(self, model: OneModel, suite: Path | None = None) -> list[Any]:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
 
+from ci.explain.lane import ModelLane
 from ci.lanes.registry import Registered
-from ci.suite.lane import Lane, LaneStep, StageJudgement
+from ci.one_model.model import OneModel
+from ci.one_model.options import ModelOptions
+from ci.one_model.product import Product
+from ci.suite.lane import LaneStep, StageJudgement
 from ci.suite.lane_head import LaneHead, LaneStage
-from ci.suite.options import STAGE, StageOptions, add_choice, add_how, stage_options
-from ci.suite.programs import Program, SuiteCase, SuiteRun, Suites
+from ci.suite.options import STAGE, Choice, StageOptions, add_choice, add_how, stage_options
+from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of, run_cached_step
-from ci.work.cached_steps import Step
+from ci.work.cached_steps import Step, require_done
 from ci.work.jobs import Job
 from ci.work.outcome import Result
 from ci.work.request import File
 from ci.work.schedule import Home
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.option_fields import option
 from provisioning.base.selection import add_selection
 
 
@@ -113,13 +119,44 @@ def verdict_of(plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]
     return Verdict(findings, {"cached": result.cached, "width": program.run.width, "costs": {**costs}})
 
 
-HEAD = LaneHead("toy", "executorch", (LaneStage("test_toy", "tests.support.toy_lane:VERB", "compile toys"),))
-LANE = Lane(
+@dataclass(frozen=True)
+class ToyOptions(ModelOptions):
+    embed: bool = option(False, "--embed", "write a record", verbs=("compile",), suite="run.width")
+
+
+def programs_of(model: OneModel, suite: Path | None) -> list[ToyProgram]:
+    run = ToyRun(width=int(model.typed), socs=model.selection.socs)
+    suite, case = suite or Path(NO_SUITE).absolute(), ToyCase(run=(run,))
+    return [ToyProgram(suite, "net", case, run, soc) for soc in run.socs]
+
+
+def plan_to_compile(model: OneModel, programs: Sequence[ToyProgram]) -> ToyPlan:
+    return plan_of(programs, StageOptions(model.selection, Choice(), model.work, False, False), "compile")
+
+
+def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
+    folder = require_done(results["toy"]).folder
+    assert folder
+    files: dict[str, Path | str] = {f"net-{program.soc}": folder / "program"}
+    if model.own(ToyOptions).embed:
+        files["net.json"] = json.dumps({"schema": 1})
+    return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"], chips=program.soc)
+
+
+HEAD = LaneHead(
+    name="toy",
+    environment="executorch",
+    stages=(LaneStage("test_toy", "tests.support.toy_lane:VERB", "compile toys"),),
+    models="toys",
+    only_compiles=True,
+)
+STEPS = (LaneStep("toy", compiled_results),)
+LANE = ModelLane(
     head=HEAD,
     suites=SUITES,
     jobs=jobs_of,
     plan=plan_of,
-    steps=(LaneStep("toy", compiled_results),),
+    steps=STEPS,
     judgements=(
         StageJudgement(
             stage="test_toy",
@@ -129,6 +166,10 @@ LANE = Lane(
             measured=measured_of,
         ),
     ),
+    programs=programs_of,
+    model_plan=plan_to_compile,
+    model_steps=STEPS,
+    product=product_of,
 )
 
 
@@ -145,11 +186,11 @@ class ToyVerb:
 
 
 VERB = ToyVerb()
-REGISTERED = Registered(HEAD, lambda: LANE, lambda: SUITES)
+REGISTERED = Registered(HEAD, lambda: LANE, lambda: SUITES, lambda: LANE, lambda: ToyOptions)
 
 
 # What tests alone need: a lane in which work goes wrong.
-def lane_in_which(goes_wrong: str) -> Lane[ToyProgram, ToyPlan]:
+def lane_in_which(goes_wrong: str) -> ModelLane[ToyProgram, ToyPlan]:
     def plan(programs: Sequence[ToyProgram], options: StageOptions, stage: str) -> ToyPlan:
         return replace(plan_of(programs, options, stage), goes_wrong=goes_wrong)
 

@@ -128,9 +128,9 @@ class Dies(StandInLane):
 
 def test_a_search_that_fails_is_no_cause_and_no_failure(tmp_path: Any) -> None:
     outcome = Outcome(figures={"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, wrong=WRONG, of_chip=False)
-    model, program = Dies(tmp_path).model, SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
-    assert cause_of(model, program, replace(outcome, wrong=())) is None
-    found = cause_of(model, program, outcome)
+    dying, program = Dies(tmp_path), SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
+    assert cause_of(dying.lane, dying.model, program, replace(outcome, wrong=())) is None
+    found = cause_of(dying.lane, dying.model, program, outcome)
     assert found and "not found: the compiler dies" in found.words and not found.nodes
 
 
@@ -160,7 +160,9 @@ def proved(
 ) -> tuple[Proofs, StandInLane]:
     lane = kind(folder, gives=gives)
     model = lane.model.use_precision(more.get("precision", "16a8w"))
-    return try_fixes(model, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), lane
+    return try_fixes(
+        lane.lane, model, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)
+    ), lane
 
 
 def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_all_programs_of_a_command_together_have_the_longest_time(
     lane = StandInLane(tmp_path, gives=gives)
     monkeypatch.setattr("ci.explain.explanation.cause_of", lambda *_: CAUSE)
     large = replace(RED, costs={"cpu_seconds": 9000.0})
-    explain_outcome(lane.model, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
+    explain_outcome(lane.lane, lane.model, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
     assert bool(ends) is tries and all(end <= 210 - late for end in ends)
 
 
@@ -324,5 +326,5 @@ def test_of_a_model_without_a_graph_no_fix_is_tried(error: ToolkitError, tmp_pat
         SimpleNamespace(name="net", soc="SM8650"),
     )
     with pytest.raises(type(error)):
-        explain_products(model, [program], [error], History())  # type: ignore[list-item]
+        explain_products(lane.lane, model, [program], [error], History())  # type: ignore[list-item]
     assert bool(lane.asked) == (not isinstance(error, NoGraph))

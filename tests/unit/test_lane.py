@@ -2,81 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ci.lanes import registry
 from ci.model_commands.compile import compile_model, compile_precisions
-from ci.one_model.model import ModelLane, OneModel
-from ci.one_model.options import ModelOptions
-from ci.one_model.product import History, Product, each_product
+from ci.one_model.model import OneModel
+from ci.one_model.product import History
 from ci.suite.options import Choice, StageOptions
-from ci.suite.programs import NO_SUITE
-from ci.suite.stage import run_cached_step
 from ci.suite.suite_file import Thresholds
-from ci.work.cached_steps import require_done
 from ci.work.jobs import WorkOptions
-from ci.work.outcome import Result
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Report
-from provisioning.base.option_fields import option
 from provisioning.base.settings import Selection
 from tests.support import toy_lane
 from tests.support.toy_lane import (
     SUITES,
-    ToyCase,
-    ToyPlan,
-    ToyProgram,
-    ToyRun,
-    compiling,
+    ToyOptions,
     lane_in_which,
-    plan_of,
 )
 
 pytestmark = pytest.mark.usefixtures("one_template")
 
 
-# Its models begin here.
-@dataclass(frozen=True)
-class ToyOptions(ModelOptions):
-    embed: bool = option(False, "--embed", "write a record", verbs=("compile",), suite="run.width")
-
-
-OPTIONS = ToyOptions
-
-
-def programs_of(model: OneModel, suite: Path | None = None) -> list[ToyProgram]:
-    run = ToyRun(width=int(model.typed), socs=model.selection.socs)
-    suite, case = suite or Path(NO_SUITE).absolute(), ToyCase(run=(run,))
-    return [ToyProgram(suite, "net", case, run, soc) for soc in run.socs]
-
-
-def products_of(model: OneModel, programs: Sequence[ToyProgram]) -> list[Product | ToolkitError]:
-    plan = plan_of(programs, StageOptions(model.selection, Choice(), model.work, False, False), "compile")
-    results = {"toy": run_cached_step(compiling(plan), programs)}
-    return each_product(plan, results, partial(product_of, model))
-
-
-def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
-    folder = require_done(results["toy"]).folder
-    assert folder
-    files: dict[str, Path | str] = {f"net-{program.soc}": folder / "program"}
-    if model.own(ToyOptions).embed:
-        files["net.json"] = json.dumps({"schema": 1})
-    return Product(files, [f"made for {program.soc}"], warnings=["it is a toy"], chips=program.soc)
-
-
-# Its models end here.
-class Toys(ModelLane):
-    def module(self, name: str) -> Any:
-        return sys.modules[__name__]
+@pytest.fixture(autouse=True)
+def _toys_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "LANES", [*registry.LANES, toy_lane.REGISTERED])
 
 
 GOOD = ("net2 or net3 or net4",)
@@ -154,8 +108,8 @@ def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
 
 def model_of(folder: Path, width: int, socs: tuple[str, ...] = ("SM8650",), **more: Any) -> OneModel:
     selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
-    lane, options = Toys("toys", "", ""), ToyOptions(output=folder / "out", search=False, **more)
-    return OneModel(selection, str(width), lane, options, WorkOptions(jobs=1))
+    options = ToyOptions(output=folder / "out", search=False, **more)
+    return OneModel(selection, str(width), toy_lane.HEAD, options, WorkOptions(jobs=1))
 
 
 def compiled(
@@ -221,7 +175,4 @@ def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> 
 def test_a_toy_lane_takes_few_lines() -> None:
     text = Path(toy_lane.__file__).read_text(encoding="utf-8")
     text = text.partition("# What tests alone need")[0].partition("\nclass ")[2]
-    assert len([line for line in text.splitlines() if line.strip()]) <= 110
-    models = Path(__file__).read_text(encoding="utf-8")
-    models = models.partition("# Its models begin here.")[2].partition("# Its models end here.")[0]
-    assert 0 < len([line for line in models.splitlines() if line.strip()]) <= 25
+    assert len([line for line in text.splitlines() if line.strip()]) <= 140

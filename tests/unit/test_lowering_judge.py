@@ -10,6 +10,7 @@ import pytest
 
 from ci.artifacts.compiler_log import Traffic
 from ci.artifacts.program import CompiledProgram, Delegate, parse
+from ci.lanes.executorch import HEAD as PYTORCH
 from ci.lanes.executorch import stage
 from ci.lanes.executorch.findings import (
     artifact,
@@ -26,7 +27,7 @@ from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import product_of
 from ci.lanes.executorch.steps import COMPILED, RAN, ExecutorchPlan
 from ci.lanes.executorch.suite import ExecutorchProgram
-from ci.one_model.model import PYTORCH, OneModel
+from ci.one_model.model import OneModel
 from ci.operators import CpuOperator
 from ci.suite.accepted import Recorded, load_tolerances
 from ci.suite.runner import Runner

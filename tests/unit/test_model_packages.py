@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from ci.lanes.executorch.model_options import ExecutorchOptions
+from ci.lanes.executorch.suite import SUITES
+from ci.model_commands.typed_model import PYTORCH
 from ci.models.own_packages import NONE, Needs, locked_versions
 from ci.models.projects import contradicted, nearest_project, version_at_hand
 from ci.models.user_model import user_model
-from ci.one_model.model import PYTORCH, OneModel
+from ci.one_model.model import OneModel
 from ci.one_model.packages import needs_of_model
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
@@ -57,7 +59,7 @@ def model(folder: Path, **options: Any) -> OneModel:
 def test_a_requirement_a_wheel_and_a_project_are_taken_as_they_are_named(folder: Path) -> None:
     (folder / "acme-1.0-py3-none-any.whl").touch()
     named = ("timm>=1", "./acme-1.0-py3-none-any.whl", ".")
-    needs = needs_of_model(model(folder, packages=named, project=folder))
+    needs = needs_of_model(model(folder, packages=named, project=folder), SUITES)
     assert needs.packages == ("timm>=1", str(folder / "acme-1.0-py3-none-any.whl"))
     assert needs.editable == (folder, folder)
     assert not needs.takes_nearest, "what is named is all"
@@ -66,7 +68,7 @@ def test_a_requirement_a_wheel_and_a_project_are_taken_as_they_are_named(folder:
 @pytest.mark.parametrize("text", ["not a requirement", "./nowhere", "./empty", "nowhere.whl"])
 def test_what_names_no_package_is_refused(folder: Path, text: str) -> None:
     with pytest.raises(UsageError, match=f"--with {text}"):
-        needs_of_model(model(folder, packages=(text,)))
+        needs_of_model(model(folder, packages=(text,)), SUITES)
 
 
 def test_another_version_of_a_locked_package_is_refused_by_name(folder: Path) -> None:
@@ -74,8 +76,8 @@ def test_another_version_of_a_locked_package_is_refused_by_name(folder: Path) ->
     wrong: list[dict[str, Any]] = [{"packages": (text,)} for text in ("torch==2.1.0", "./old")]
     for options in (*wrong, {"project": folder / "old"}):
         with pytest.raises(UsageError, match=rf"torch==2\.1\.0.*torch {re.escape(torch)}"):
-            needs_of_model(model(folder, **options))
-    needs_of_model(model(folder, packages=(f"torch=={torch.partition('+')[0]}", "torch>1")))
+            needs_of_model(model(folder, **options), SUITES)
+    needs_of_model(model(folder, packages=(f"torch=={torch.partition('+')[0]}", "torch>1")), SUITES)
 
 
 def test_a_projects_pins_that_do_not_count_are_told() -> None:
@@ -89,31 +91,31 @@ def test_requirements_of_the_environment_are_for_one_model_too_and_flags_go_befo
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("QNN_CI_REQUIREMENTS", "mine.txt")
-    assert needs_of_model(model(folder)).requirements == folder / "mine.txt"
-    assert needs_of_model(model(folder, packages=("timm",))).requirements is None
+    assert needs_of_model(model(folder), SUITES).requirements == folder / "mine.txt"
+    assert needs_of_model(model(folder, packages=("timm",)), SUITES).requirements is None
     assert "QNN_CI_REQUIREMENTS=mine.txt" in capsys.readouterr().err
     monkeypatch.setenv("QNN_CI_REQUIREMENTS", "nowhere.txt")
     with pytest.raises(UsageError, match=r"nowhere\.txt"):
-        needs_of_model(model(folder))
+        needs_of_model(model(folder), SUITES)
 
 
 def test_with_a_suite_its_own_packages_count_and_flags_are_refused(folder: Path) -> None:
     suite = folder / "models.toml"
-    assert needs_of_model(model(folder), suite) == NONE
+    assert needs_of_model(model(folder), SUITES, suite) == NONE
     suite.write_text(f'schema = 2\nproject = "."\nrequirements = "mine.txt"\n{CASE}')
-    assert needs_of_model(model(folder), suite) == Needs(folder / "mine.txt", folder)
+    assert needs_of_model(model(folder), SUITES, suite) == Needs(folder / "mine.txt", folder)
     with pytest.raises(UsageError, match="--with beside --suite"):
-        needs_of_model(model(folder, packages=("timm",)), suite)
+        needs_of_model(model(folder, packages=("timm",)), SUITES, suite)
     with pytest.raises(UsageError, match="--project beside --suite"):
-        needs_of_model(model(folder, project=folder), suite)
+        needs_of_model(model(folder, project=folder), SUITES, suite)
 
 
 def test_the_nearest_project_is_that_of_the_model_unless_the_user_leaves_it(folder: Path) -> None:
     write(folder, {"sub/pyproject.toml": "[tool.ruff]\n", "sub/deep/net.py": MODEL})
     assert nearest_project(folder / "sub" / "deep") == folder
     assert nearest_project(Path("/")) is None
-    assert needs_of_model(model(folder)).takes_nearest
-    assert not needs_of_model(model(folder, takes_project=False)).takes_nearest
+    assert needs_of_model(model(folder), SUITES).takes_nearest
+    assert not needs_of_model(model(folder, takes_project=False), SUITES).takes_nearest
 
 
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX", ""])

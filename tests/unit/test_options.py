@@ -13,9 +13,11 @@ from ci.lanes.executorch.verb import EMULATION, LOWERING
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.llm.model_options import LlmOptions
 from ci.lanes.onnx import verb as onnx_verb
+from ci.lanes.registry import lane_named
 from ci.model_commands import audit, compile, divergence, quantize
-from ci.one_model.model import CHECKPOINT, LANES, ONNX, PYTORCH, ModelLane, one_model_of
+from ci.model_commands.typed_model import CHECKPOINT, ONNX, PYTORCH, heads_of_models, one_model_of, options_of
 from ci.one_model.options import AUDIT, COMPILE, DIVERGENCE, LANGUAGE_TIMEOUT, QUANTIZE
+from ci.suite.lane_head import LaneHead
 from ci.suite.options import Choice, stage_options
 from ci.suite.suite_file import precision_text
 from ci.work.jobs import WorkOptions
@@ -61,12 +63,12 @@ def test_a_suite_that_is_not_there_and_another_target_are_refused_before_any_wor
 @pytest.mark.parametrize(("model", "lane"), [("net.py:make", PYTORCH), ("net.onnx", ONNX)])
 @pytest.mark.parametrize(("verb", "name", "more"), COMMANDS)
 def test_a_command_for_one_model_has_the_models_lane(
-    verb: Any, name: str, more: list[str], model: str, lane: ModelLane
+    verb: Any, name: str, more: list[str], model: str, lane: LaneHead
 ) -> None:
     ask = one_model_of(parsed(verb, model, *more, "--calibrate", "samples", "--soc", "SM8750"), name)
     assert (ask.typed, ask.lane, ask.selection.soc) == (model, lane, "SM8750") and ask.work.cache
     precisions, output = ("8a8w",) if verb is quantize else (), Path("out") if more else None
-    assert ask.options == lane.options(calibrate="samples", precisions=precisions, output=output)
+    assert ask.options == options_of(lane)(calibrate="samples", precisions=precisions, output=output)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +131,15 @@ def test_nothing_that_the_file_says_is_said_beside_it(tmp_path: Path, beside: st
         programs_of(suite(tmp_path, f'precision_file = "net.precision.toml"\n{beside}'))
 
 
-@pytest.mark.parametrize("lane", LANES, ids=lambda lane: lane.models)
+@pytest.mark.parametrize("lane", heads_of_models(), ids=lambda lane: lane.models)
 @pytest.mark.parametrize("table", ["case", "run"])
-def test_what_an_option_says_a_suite_says_by_a_field_of_the_same_default(lane: ModelLane, table: str) -> None:
-    form = lane.suites
-    model, names = {"case": form.case, "run": form.run}[table], suite_names(lane.options, table)
+def test_what_an_option_says_a_suite_says_by_a_field_of_the_same_default(lane: LaneHead, table: str) -> None:
+    form = lane_named(lane.name).suites
+    model, names = {"case": form.case, "run": form.run}[table], suite_names(options_of(lane), table)
     known = model.model_fields
     # A checkpoint is no case of a suite: its shipped suite trains a small one.
     assert {*names} <= {*known} or (lane, table) == (CHECKPOINT, "case")
-    for row in declared_options(lane.options).values():
+    for row in declared_options(options_of(lane)).values():
         place, _, name = row.suite.partition(".")
         if place == table and name in known and row.default and not known[name].is_required():
             assert known[name].default == row.default

@@ -16,8 +16,10 @@ from ci.lanes.onnx.model_options import OnnxOptions
 from ci.lanes.onnx.options import parse_assignments
 from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
-from ci.one_model.model import LANES, ModelLane, OneModel, kinds_of, one_model_of
+from ci.model_commands.typed_model import heads_of_models, kinds_of, one_model_of, options_of
+from ci.one_model.model import OneModel
 from ci.one_model.options import FROM_MODEL, RUN, Floor, ModelOptions, floor
+from ci.suite.lane_head import LaneHead
 from ci.suite.options import Choice
 from provisioning.base.command_line import Parser, count, duration, module_of
 from provisioning.base.commands import Fix
@@ -155,13 +157,13 @@ def test_a_command_for_a_suites_onnx_has_its_options(data: st.DataObject) -> Non
 # Together they are some hundred commands in each run of the tests.
 @pytest.mark.parametrize(
     ("lane", "verb"),
-    [(lane, verb) for verb in (*FROM_MODEL, RUN) for lane in LANES if lane.models in kinds_of(verb)],
+    [(lane, verb) for verb in (*FROM_MODEL, RUN) for lane in heads_of_models() if lane.models in kinds_of(verb)],
     ids=lambda value: getattr(value, "models", value),
 )
 @settings(max_examples=6)
 @given(data=st.data())
 def test_a_command_for_one_model_parses_back_to_the_options_it_came_from(
-    verb: str, lane: ModelLane, checkpoint: Path, data: st.DataObject
+    verb: str, lane: LaneHead, checkpoint: Path, data: st.DataObject
 ) -> None:
     if lane.models not in kinds_of(verb):
         return
@@ -169,9 +171,9 @@ def test_a_command_for_one_model_parses_back_to_the_options_it_came_from(
         data.draw(SELECTIONS),
         TYPED.get(lane.models, str(checkpoint)),
         lane,
-        data.draw(options(lane.options, verb)),
+        data.draw(options(options_of(lane), verb)),
     )
-    rows = declared_options(lane.options)
+    rows = declared_options(options_of(lane))
     single = {name: () for name, row in rows.items() if verb in row.once}
     several = {name: getattr(tried.options, name)[:1] for name in single}
     tried = tried.use(replace(tried.options, **several))

@@ -23,8 +23,8 @@ def report_of(model: OneModel) -> ModelReport:
     return ModelReport("net", model, StageRun("repair", "wheels", "host"))
 
 
-def repair_one(model: OneModel) -> int:
-    return repair.repair_model(model, None, report_of(model))
+def repair_one(lane: StandInLane) -> int:
+    return repair.repair_model(lane.lane, lane.model, None, report_of(lane.model))
 
 
 def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(t
         shutil.rmtree(lane.samples, ignore_errors=True)
         lane.samples.mkdir()
         (lane.samples / name).touch()
-        return repair_one(lane.model)
+        return repair_one(lane)
 
     own.mkdir(parents=True)
     (own / "recorded.pt").touch()
@@ -105,7 +105,7 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
 ) -> None:
     lane = StandInLane(tmp_path, gives=lambda model: figures[Path(model.typed).stem])
     report = report_of(lane.model)
-    assert repair.repair_model(lane.model, None, report) == code
+    assert repair.repair_model(lane.lane, lane.model, None, report) == code
     assert len(report.stage.findings) == code
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept

@@ -157,5 +157,6 @@ class Replays(StandInLane):
 def test_what_a_replay_shows_is_the_cause_and_nothing_is_cut(tmp_path: Path, outcome: Outcome) -> None:
     program = SimpleNamespace(soc="SM8650", run=SimpleNamespace(kind="fp16"))
     wrong = outcome if outcome.error else Outcome(figures=RED.figures, wrong=RED.wrong, of_chip=True)
-    cause = cause_of(Replays(tmp_path).model, program, wrong)
+    replays = Replays(tmp_path)
+    cause = cause_of(replays.lane, replays.model, program, wrong)
     assert cause and cause.in_compiler and "norms" in cause.words and cause.place == Place("net.py", 1)

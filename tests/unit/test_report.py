@@ -16,7 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.one_model.model import PYTORCH, OneModel
+from ci.lanes.executorch import HEAD as PYTORCH
+from ci.one_model.model import OneModel
 from ci.one_model.options import ModelOptions
 from ci.one_model.report import ModelReport, reported
 from ci.report import verb

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS as CI
-from ci.one_model.model import kinds_of
+from ci.model_commands.typed_model import kinds_of
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb

@@ -14,12 +14,13 @@ import numpy
 import pytest
 
 from ci.__main__ import VERBS
+from ci.lanes.executorch import HEAD as PYTORCH
 from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.product import program_of, require_done
 from ci.lanes.executorch.steps import ExecutorchPlan
 from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
 from ci.models.user_model import modules_in, user_model, where_paths_begin
-from ci.one_model.model import PYTORCH, OneModel
+from ci.one_model.model import OneModel
 from ci.suite.precision import precision_named, scheme_named
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Failure, Result

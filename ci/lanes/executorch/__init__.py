@@ -5,6 +5,7 @@ from ci.suite.lane_head import LaneHead, LaneStage
 HEAD = LaneHead(
     name="executorch",
     environment="executorch",
+    models="PyTorch models",
     stages=(
         LaneStage(
             "test_lowering",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ci.lanes.executorch import HEAD
+from ci.explain.lane import ModelLane, Searches
+from ci.lanes.executorch import HEAD, explain, product
 from ci.lanes.executorch.findings import only_library_missing
 from ci.lanes.executorch.stage import (
     compiled_results,
@@ -17,14 +18,17 @@ from ci.lanes.executorch.stage import (
 )
 from ci.lanes.executorch.steps import COMPILED, EMULATION, LOWERING, RAN, plan_of_suite
 from ci.lanes.executorch.suite import SUITES
-from ci.suite.lane import Lane, LaneStep, StageJudgement
+from ci.suite.lane import LaneStep, StageJudgement
+from ci.suite.precision import scheme_named
 
-LANE = Lane(
+STEPS = (LaneStep(COMPILED, compiled_results), LaneStep(RAN, run_results))
+
+LANE = ModelLane(
     head=HEAD,
     suites=SUITES,
     jobs=jobs_of,
     plan=plan_of_suite,
-    steps=(LaneStep(COMPILED, compiled_results), LaneStep(RAN, run_results)),
+    steps=STEPS,
     judgements=(
         StageJudgement(
             stage=LOWERING,
@@ -43,5 +47,22 @@ LANE = Lane(
             measured=measured_of_emulation,
             remarks=remarks_of_emulation,
         ),
+    ),
+    programs=product.programs_of,
+    model_plan=product.plan_to_compile,
+    model_steps=STEPS,
+    product=product.product_of,
+    run_program=product.run_program,
+    quantized=product.quantized,
+    searches=Searches(
+        chosen_program=explain.chosen_program,
+        replayed=explain.replayed,
+        divergence_of=explain.divergence_of,
+        script_of=explain.script_of,
+        scores_of=explain.scores_of,
+        losses=explain.losses,
+        rewritten=explain.rewritten,
+        audited=explain.audited,
+        precision_named=scheme_named,
     ),
 )

@@ -10,7 +10,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -39,20 +38,18 @@ from ci.lanes.executorch.orders import (
     ran,
     ran_in,
 )
-from ci.lanes.executorch.stage import measure
 from ci.lanes.executorch.steps import (
     COMPILED,
     LIBRARY_MISSING,
     RAN,
     WORKER,
     ExecutorchPlan,
-    compile_programs,
     home_of,
     plan_of,
     quantizing,
     run_step,
 )
-from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
+from ci.lanes.executorch.suite import AS_IT_IS, SUITES, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.models.inputs import Array, GraphSignature, Sample, Tensor, drawn, read_inputs
 from ci.models.user_model import UserModel
 from ci.one_model.into_suite import factory_in
@@ -60,14 +57,14 @@ from ci.one_model.model import OneModel
 from ci.one_model.named_files import require_program
 from ci.one_model.output import Ran
 from ci.one_model.packages import needs_of_model
-from ci.one_model.product import NoGraph, Outcome, Product, each_product, require_fp16
+from ci.one_model.product import NoGraph, Outcome, Product, require_fp16
 from ci.operators import CpuOperator
 from ci.suite.accuracy import Inferences, against_in_words, in_words
 from ci.suite.findings import BEYOND_FIX, Evidence, not_passed, verdict_of_one_model
 from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.programs import NO_SUITE
-from ci.suite.runner import Runner, call_runner, ready_runner
-from ci.suite.stage import Results, ready_environment, use_executorch
+from ci.suite.runner import call_runner, ready_runner
+from ci.suite.stage import ready_environment, use_executorch
 from ci.suite.suite_file import precision_file_of
 from ci.work.child import closed
 from ci.work.outcome import Refused, Result
@@ -98,25 +95,18 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[ExecutorchPr
     return programs
 
 
-def products_of(model: OneModel, programs: Sequence[ExecutorchProgram]) -> list[Product | ToolkitError]:
+def plan_to_compile(model: OneModel, programs: Sequence[ExecutorchProgram]) -> ExecutorchPlan:
+    """A plan with the runner, where something is to run."""
     plan = plan_of_model(model, "compile", programs)
-    return each_product(plan, results_of(model, plan), partial(product_of, model))
-
-
-def results_of(model: OneModel, plan: ExecutorchPlan) -> Results:
-    on_emulator = [program.name for program in plan.programs if program.backend == "htp"]
-    runner: Runner | None = None
-    if model.options.is_verified and on_emulator:
-        try:
-            # Before the compile, which may take minutes.
-            runner = ready_runner(os.environ, plan.selection.reports, plan.executorch)
-        except EnvironmentLacking as error:
-            fix = Fix("{}; or add {}, to write the program without running it", error.fix, NOT_RUN)
-            raise EnvironmentLacking(error.message, fix=fix) from error
-    compiled = compile_programs(plan)
-    runnable = {name: compiled[name] for name in on_emulator if name in compiled and compiled[name].folder}
-    runs = measure(plan, runner, runnable) if runner and runnable else {}
-    return {COMPILED: compiled, RAN: runs}
+    if not model.options.is_verified or all(program.backend != "htp" for program in plan.programs):
+        return plan
+    try:
+        # Before the compile, which may take minutes.
+        runner = ready_runner(os.environ, plan.selection.reports, plan.executorch)
+    except EnvironmentLacking as error:
+        fix = Fix("{}; or add {}, to write the program without running it", error.fix, NOT_RUN)
+        raise EnvironmentLacking(error.message, fix=fix) from error
+    return replace(plan, runner=runner)
 
 
 def product_of(
@@ -323,7 +313,7 @@ def program_of(model: OneModel, soc: str = "", suite: Path | None = None) -> Exe
         words = error.errors()[0]["msg"].removeprefix("Value error, ")
         message = f"{user_model.name}, {scheme}: expected {words}"
         raise UsageError(message, fix="correct that field of the run") from error
-    profile, needs = model.selection.profile, needs_of_model(model, in_suite)
+    profile, needs = model.selection.profile, needs_of_model(model, SUITES, in_suite)
     return passing(ExecutorchProgram(suite, user_model.name, case, run, soc, profile, needs), model)
 
 

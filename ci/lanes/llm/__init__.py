@@ -5,6 +5,9 @@ from ci.suite.lane_head import LaneHead, LaneStage
 HEAD = LaneHead(
     name="llm",
     environment="llm",
+    models="checkpoints of language models",
+    timeout=4 * 3600.0,
+    only_compiles=True,
     stages=(
         LaneStage(
             "test_llm",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ci.lanes.llm import HEAD
+from ci.explain.lane import ModelLane
+from ci.lanes.llm import HEAD, product
 from ci.lanes.llm.stage import (
     MODELS,
     STAGE,
@@ -15,9 +16,9 @@ from ci.lanes.llm.stage import (
     verdict_of,
 )
 from ci.lanes.llm.suite import SUITES
-from ci.suite.lane import Lane, LaneStep, StageJudgement
+from ci.suite.lane import LaneStep, StageJudgement
 
-LANE = Lane(
+LANE = ModelLane(
     head=HEAD,
     suites=SUITES,
     jobs=jobs_of,
@@ -32,4 +33,8 @@ LANE = Lane(
             remarks=remarks_of,
         ),
     ),
+    programs=product.programs_of,
+    model_plan=product.plan_to_compile,
+    model_steps=(LaneStep(product.COMPILED, product.compiled_results),),
+    product=product.product_of,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
@@ -32,7 +32,7 @@ from ci.lanes.llm.stage import (
     require_installed,
     source_of,
 )
-from ci.lanes.llm.suite import PRECISIONS
+from ci.lanes.llm.suite import PRECISIONS, LlmProgram
 from ci.lanes.llm.text import windows
 from ci.lanes.llm.tokenizer import require_tokenizer
 from ci.lanes.llm.weights import require_tensors
@@ -40,14 +40,14 @@ from ci.one_model.model import OneModel
 from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
 from ci.suite.precision import refuse_several, written_name
-from ci.suite.stage import run_cached_step
+from ci.suite.stage import Results, run_cached_step
 from ci.work.cached_steps import require_done
 from ci.work.jobs import available_memory
 from ci.work.outcome import Result
 from ci.work.plain import read
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, session
-from provisioning.base.errors import ToolkitError, UsageError
+from provisioning.base.errors import UsageError
 from provisioning.base.settings import profile_flags
 from provisioning.base.units import seconds, size
 
@@ -184,7 +184,11 @@ def parts_of(shape: Architecture, precision: str) -> int:
     return next(fitting, shape.num_layers - 1)
 
 
-def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
+COMPILED = "compiled"
+"""The step that compiles a checkpoint."""
+
+
+def programs_of(model: OneModel, suite: Path | None = None) -> list[LlmProgram]:
     folder, output = Parser.user_folder() / model.typed, model.output
     shape, order = compile_order(model, folder)
     require_installed()
@@ -204,16 +208,26 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[Checkpoint]:
     return [program]
 
 
-def products_of(model: OneModel, programs: Sequence[Checkpoint]) -> list[Product | ToolkitError]:
-    plan = LlmPlan.of(programs, model.selection, replace(model.work, jobs=1))
-    (program,) = programs
-    order = program.compiled
-    if order.through == GENIE:
-        shape = read_architecture(Path(order.model))
-        for line in CompileNeeds.of(shape, order, pace()).lines(model.output):
-            sys.stderr.write(f"{line}\n")
-    results = run_cached_step(compiling(plan, order), plan.programs)
-    return [_product(model, program, require_done(results[program.name]))]
+def plan_to_compile(model: OneModel, programs: Sequence[LlmProgram]) -> LlmPlan:
+    """Says what compiling will take, which may be an hour."""
+    for program in programs:
+        assert isinstance(program, Checkpoint)
+        if program.compiled.through == GENIE:
+            shape = read_architecture(Path(program.compiled.model))
+            for line in CompileNeeds.of(shape, program.compiled, pace()).lines(model.output):
+                sys.stderr.write(f"{line}\n")
+    return LlmPlan.of(programs, model.selection, replace(model.work, jobs=1))
+
+
+def compiled_results(plan: LlmPlan, results: Results) -> Mapping[str, Result]:
+    (program,) = plan.programs
+    assert isinstance(program, Checkpoint)
+    return run_cached_step(compiling(plan, program.compiled), plan.programs)
+
+
+def product_of(model: OneModel, plan: LlmPlan, program: LlmProgram, results: Mapping[str, Result]) -> Product:
+    assert isinstance(program, Checkpoint)
+    return _product(model, program, require_done(results[COMPILED]))
 
 
 def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:

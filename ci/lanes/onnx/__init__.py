@@ -5,6 +5,7 @@ from ci.suite.lane_head import LaneHead, LaneStage
 HEAD = LaneHead(
     name="onnx",
     environment="onnx",
+    models="ONNX models",
     stages=(
         LaneStage(
             "test_onnx",

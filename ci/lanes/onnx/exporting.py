@@ -9,6 +9,7 @@ from pathlib import Path
 from ci.lanes.onnx.model_options import OnnxOptions
 from ci.lanes.onnx.orders import ExportedFile, ExportToFile
 from ci.lanes.onnx.stage import WORKER, home_of, require_installed
+from ci.lanes.onnx.suite import SUITES
 from ci.models.own_packages import OwnPackages, installed
 from ci.one_model.model import OneModel
 from ci.one_model.output import (
@@ -76,7 +77,7 @@ def as_onnx(model: OneModel, folder: Path) -> OneModel:
 
 
 def _asked(model: OneModel, request: ExportToFile) -> ExportedFile:
-    needs, store = needs_of_model(model), model.selection.store
+    needs, store = needs_of_model(model, SUITES), model.selection.store
     try:
         return _exported(model, request, installed(needs, store))
     except Refused as refused:

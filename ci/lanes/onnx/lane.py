@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ci.lanes.onnx import HEAD
+from ci.explain.lane import ModelLane, Searches
+from ci.lanes.onnx import HEAD, explain, product
+from ci.lanes.onnx.exporting import as_onnx
 from ci.lanes.onnx.stage import (
     COMPILED,
     STAGE,
@@ -14,9 +16,10 @@ from ci.lanes.onnx.stage import (
     verdict_of,
 )
 from ci.lanes.onnx.suite import SUITES
-from ci.suite.lane import Lane, LaneStep, StageJudgement
+from ci.suite.lane import LaneStep, StageJudgement
+from ci.suite.precision import precision_named
 
-LANE = Lane(
+LANE = ModelLane(
     head=HEAD,
     suites=SUITES,
     jobs=jobs_of,
@@ -31,5 +34,24 @@ LANE = Lane(
             measured=measured_of,
             remarks=remarks_of,
         ),
+    ),
+    programs=product.programs_of,
+    model_plan=product.plan_to_compile,
+    model_steps=(LaneStep(COMPILED, product.compiled_model_results),),
+    product=product.product_of,
+    run_program=product.run_program,
+    quantized=product.quantized,
+    own_form_of=as_onnx,
+    forecasted=product.forecasted,
+    searches=Searches(
+        chosen_program=explain.chosen_program,
+        replayed=explain.replayed,
+        divergence_of=explain.divergence_of,
+        script_of=explain.script_of,
+        scores_of=explain.scores_of,
+        losses=explain.losses,
+        rewritten=explain.rewritten,
+        audited=explain.audited,
+        precision_named=lambda name: precision_named(name).name,
     ),
 )

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -54,19 +53,19 @@ from ci.lanes.onnx.stage import (
     require_installed,
     with_metrics,
 )
-from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.lanes.onnx.suite import SUITES, OnnxCase, OnnxProgram, OnnxRun
 from ci.models.inputs import GraphSignature, Sample, drawn, read_inputs, save, saved
 from ci.one_model.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import require_program
 from ci.one_model.output import Ran
 from ci.one_model.packages import needs_of_model
-from ci.one_model.product import Outcome, Product, each_product, require_fp16
+from ci.one_model.product import Outcome, Product, require_fp16
 from ci.suite.accuracy import against_in_words, in_words
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import run_cached_step
+from ci.suite.stage import Results, run_cached_step
 from ci.suite.suite_file import precision_file_of
 from ci.work.cached_steps import Step, require_done
 from ci.work.outcome import Result
@@ -75,7 +74,7 @@ from ci.work.request import NOTHING, Nothing
 from ci.work.schedule import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.progress import at_work
 from provisioning.base.rendering import plural
@@ -117,7 +116,7 @@ def program_of(model: OneModel, suite: Path | None = None) -> OnnxProgram:
         model=place, dimensions=dimensions, samples=samples, inferences=options.inferences, run=(run,)
     )
     place_of_suite = suite or Parser.user_folder() / NO_SUITE
-    needs = needs_of_model(model, suite)
+    needs = needs_of_model(model, SUITES, suite)
     return OnnxProgram(place_of_suite, user_model.name, case, run, selection.soc, needs=needs)
 
 
@@ -263,17 +262,20 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[OnnxProgram]
     return programs
 
 
-def products_of(model: OneModel, programs: Sequence[OnnxProgram]) -> list[Product | ToolkitError]:
+def plan_to_compile(model: OneModel, programs: Sequence[OnnxProgram]) -> OnnxPlan:
     work = model.work
     # Nothing remembers what these options make the provider write beside the context.
     settings = parse_assignments(model.own(OnnxOptions).settings)
     if any("dump" in name or name.endswith("_dir") for name in settings):
         work = replace(work, cache=False)
-    plan = plan_of(programs, model.selection, work)
-    results = run_cached_step(compiling_one(plan, model), plan.programs)
+    return replace(plan_of(programs, model.selection, work), model=model)
+
+
+def compiled_model_results(plan: OnnxPlan, results: Results) -> Mapping[str, Result]:
+    assert plan.model is not None
+    compiled = run_cached_step(compiling_one(plan, plan.model), plan.programs)
     with_metric = [program for program in plan.programs if program.case.metric]
-    results = with_metrics(plan, with_metric, results)
-    return each_product(plan, {COMPILED: results}, partial(product_of, model))
+    return with_metrics(plan, with_metric, compiled)
 
 
 def product_of(

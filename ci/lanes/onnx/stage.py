@@ -32,6 +32,7 @@ from ci.lanes.onnx.orders import (
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, ProgramRequest, calibrating
 from ci.models.own_packages import OwnPackages
+from ci.one_model.model import OneModel
 from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
 from ci.suite.findings import known_faults, verdict
@@ -105,6 +106,8 @@ class OnnxPlan(Plan):
     programs: tuple[OnnxProgram, ...]
     new_baseline: bool = False
     """Whether a cached result that is worse than the baseline counts: it becomes the baseline."""
+    model: OneModel | None = None
+    """That of a command line, whose programs these are."""
 
 
 def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOptions) -> OnnxPlan:

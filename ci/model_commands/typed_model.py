@@ -1,0 +1,155 @@
+"""MODEL of a command line: the flags of each lane's models, what is read from them, and what is refused.
+Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.lanes import executorch, llm, onnx
+from ci.lanes.registry import lane_named, lanes_with_suites
+from ci.models.not_models import MODEL_HELP
+from ci.models.user_model import user_model
+from ci.one_model.model import OneModel
+from ci.one_model.named_files import (
+    path_of_package,
+    require_file,
+    require_inputs,
+    require_outputs,
+    require_program,
+    require_project,
+)
+from ci.one_model.options import COMPILE, DIVERGENCE, FORECAST, RUN, SEARCH_TIMEOUT, ModelOptions
+from ci.suite.lane_head import LaneHead
+from ci.suite.options import Choice, host_selection
+from ci.suite.precision import precision_named, scheme_named
+from ci.work.jobs import WorkOptions
+from provisioning.base.command_line import Parser
+from provisioning.base.errors import UsageError
+from provisioning.base.option_fields import add_options, read_options, require_taken
+from provisioning.base.selection import add_selection, selection_of
+
+if TYPE_CHECKING:
+    from ci.explain.lane import AnyModelLane
+
+PYTORCH, ONNX, CHECKPOINT = executorch.HEAD, onnx.HEAD, llm.HEAD
+PRECISIONS: Mapping[str, Callable[[str], object]] = {
+    PYTORCH.name: scheme_named,
+    ONNX.name: precision_named,
+}
+"""By lane, what refuses a precision that is none."""
+
+
+def heads_of_models() -> list[LaneHead]:
+    """The lanes that take single models."""
+    return [row.head for row in lanes_with_suites() if row.load_options]
+
+
+def options_of(lane: LaneHead) -> type[ModelOptions]:
+    """What may be typed with the lane's models."""
+    return lane_named(lane.name).options
+
+
+def lane_of(model: str | None, folder: Path, through: str = "") -> LaneHead:
+    """The lane of the model that MODEL names for a user in this folder, and that --through names."""
+    if model is None:
+        return PYTORCH
+    if model.endswith(".onnx"):
+        return ONNX
+    # A folder in the Hugging Face format, what is often taken for one, or what `compile` wrote for Genie.
+    names = ("config.json", "adapter_config.json", "genie_config.json")
+    files = (folder / model / name for name in names)
+    if any(file.is_file() for file in files):
+        return CHECKPOINT
+    return ONNX if through == ONNX.environment else PYTORCH
+
+
+def through_of(args: argparse.Namespace, verb: str) -> str:
+    """What the user, or the verb itself, says of the lane."""
+    return ONNX.environment if verb == FORECAST else getattr(args, "through", "")
+
+
+def kinds_of(verb: str) -> Mapping[str, type[ModelOptions]]:
+    """The options of each kind of models that the verb takes."""
+    lanes = [lane for lane in heads_of_models() if verb in (COMPILE, RUN) or not lane.only_compiles]
+    # Of a PyTorch model its export is forecast.
+    lanes = [ONNX] if verb == FORECAST else lanes
+    return {lane.models: options_of(lane) for lane in lanes}
+
+
+def add_model(
+    parser: argparse.ArgumentParser,
+    verb: str,
+    help: str = MODEL_HELP,
+    *,
+    metavar: str = "MODEL",
+    optional: bool = False,
+) -> None:
+    """MODEL with all that the verb takes with it."""
+    parser.add_argument("model", metavar=metavar, help=help, nargs="?" if optional else None)
+    add_options(parser, verb, kinds_of(verb))
+    add_selection(parser)
+
+
+def one_model_of(args: argparse.Namespace, verb: str) -> OneModel:
+    """MODEL. Refuses what the verb does not take: kinds of models, and flags that this kind ignores."""
+    lane, kinds = lane_of(args.model, Parser.user_folder(), through_of(args, verb)), kinds_of(verb)
+    if not args.model and read_options(ModelOptions, args).lane == ONNX.environment:
+        lane = ONNX
+    if lane.models not in kinds:
+        raise UsageError(
+            f"{args.model}: this command takes {' and '.join(kinds)}",
+            fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
+        )
+    require_taken(args.model or "a suite's program", lane.models, args, verb, kinds)
+    options = read_options(options_of(lane), args)
+    suites = options.suite or read_options(Choice, args).suites
+    if options.precision_file and (options.precisions or suites):
+        raise UsageError(
+            "--precision-file already has the precision, and a suite names its own",
+            fix='leave --precision and --suite out; in a run of the suite: precision_file = "FILE"',
+        )
+    return OneModel(
+        selection=selection_of(args) if verb == RUN else host_selection(args),
+        typed=args.model or "",
+        lane=lane,
+        options=options,
+        work=WorkOptions(
+            timeout=options.timeout or (SEARCH_TIMEOUT if verb == DIVERGENCE else lane.timeout),
+            jobs=options.jobs,
+            cache=options.cache,
+            why=options.why,
+        ),
+        several_precisions=verb == COMPILE and len(options.precisions) > 1,
+    )
+
+
+def check_model(args: argparse.Namespace, verb: str) -> None:
+    """Refuse what the words alone show to be wrong: a model, file, chip or precision that is not there."""
+    model = one_model_of(args, verb)
+    options, path = model.options, Parser.user_folder() / model.typed
+    require_inputs(options.inputs)
+    if options.compare:
+        require_outputs(Parser.user_folder() / options.compare)
+    if options.precision_file:
+        require_file(options.precision_file, "--precision-file", "name a file that tune wrote")
+    options.check_samples()
+    for text in options.packages:
+        path_of_package(text)
+    if options.project:
+        require_project(options.project, f"--project {options.project}")
+    if not model.typed or model.lane == CHECKPOINT:
+        return
+    if verb == RUN:
+        require_program(path, model.typed)
+        return
+    user_model(model.typed, Parser.user_folder())
+    for precision in options.precisions:
+        PRECISIONS[model.lane.name](precision)
+
+
+def model_lane(model: OneModel) -> AnyModelLane:
+    """The lane of the model, imported."""
+    return lane_named(model.lane.name).model_lane
