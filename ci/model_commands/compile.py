@@ -15,6 +15,7 @@ from provisioning.base.command_line import show_error
 from provisioning.base.errors import ToolkitError, UsageError
 
 if TYPE_CHECKING:
+    from ci.explain.lane import AnyModelLane
     from ci.one_model.product import History
     from ci.one_model.report import ModelReport
 
@@ -40,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
     model = model_lane(model).own_form(model, model.output)
     precisions: list[str | None] = [*dict.fromkeys(model.options.precisions)] or [None]
     suite = model.options.suite
-    return compile_precisions(model, precisions, suite.absolute() if suite else None)
+    return compile_precisions(model_lane(model), model, precisions, suite.absolute() if suite else None)
 
 
-def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
+def compile_model(lane: AnyModelLane, model: OneModel, suite: Path | None, history: History) -> int:
     """Write a program for each chip; with `suite`, add the model to that suite too. What is in `history` is
     not said again."""
     from ci.explain.explanation import explain_products
@@ -53,7 +54,6 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
     from ci.one_model.report import reported
 
     def work(report: ModelReport) -> int:
-        lane = model_lane(model)
         # What cannot be compiled or added is refused before a folder is made.
         programs = lane.programs_of(model)
         addition = addition_of(model, lane.suites, partial(lane.programs_of, model), suite) if suite else None
@@ -71,7 +71,9 @@ def compile_model(model: OneModel, suite: Path | None, history: History) -> int:
     return reported(COMPILE, model, model.traits, work)
 
 
-def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite: Path | None) -> int:
+def compile_precisions(
+    lane: AnyModelLane, model: OneModel, precisions: Sequence[str | None], suite: Path | None
+) -> int:
     """Compile for each precision; of several, whatever becomes of the others, and say all in a table."""
     from ci.one_model.product import History
     from ci.work.schedule import sharing_templates
@@ -83,7 +85,6 @@ def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite:
             "a checkpoint is compiled for one precision at a time",
             fix="one --precision for each folder",
         )
-    lane = model_lane(model)
     for precision in precisions[1:]:
         # What cannot be meant is refused before the first is compiled.
         lane.programs_of(model.use_precision(precision))
@@ -92,7 +93,7 @@ def compile_precisions(model: OneModel, precisions: Sequence[str | None], suite:
     with sharing_templates():
         for precision in precisions:
             try:
-                code = max(code, compile_model(model.use_precision(precision), suite, history))
+                code = max(code, compile_model(lane, model.use_precision(precision), suite, history))
             except ToolkitError as error:
                 if not several:
                     raise

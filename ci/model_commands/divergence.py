@@ -16,7 +16,6 @@ from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import OneModel, require_one_chip
 from ci.one_model.options import DIVERGENCE
 from ci.suite.options import Choice, add_choice, choice_of
-from ci.suite.programs import Program
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
@@ -25,6 +24,7 @@ from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit
 if TYPE_CHECKING:
     from ci.explain.divergence import DivergenceResult, DivergentOperator
     from ci.one_model.report import ModelReport
+    from ci.suite.programs import Program
 
 EXAMPLES = """\
   qnn-ci divergence net.py:model --precision 16a8w --soc SM8650

@@ -33,8 +33,8 @@ from tests.support.typed import parsed, run_here
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
 COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci.command")
-REGISTRY = ("ci.lanes.registry",)
-TABLES = (*COMMON, *REGISTRY, "lab.generate", "ci.one_model.model")
+REGISTRY = ("ci.lanes.registry", "ci.model_commands.typed_model")
+TABLES = (*COMMON, *REGISTRY, "lab.generate")
 """These name modules in a table, of which a stage starts one at most."""
 
 STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_runner",)}

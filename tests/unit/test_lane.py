@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ci.lanes import registry
 from ci.model_commands.compile import compile_model, compile_precisions
 from ci.one_model.model import OneModel
 from ci.one_model.product import History
@@ -26,11 +25,6 @@ from tests.support.toy_lane import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_template")
-
-
-@pytest.fixture(autouse=True)
-def _toys_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "LANES", [*registry.LANES, toy_lane.REGISTERED])
 
 
 GOOD = ("net2 or net3 or net4",)
@@ -119,7 +113,7 @@ def compiled(
     socs: tuple[str, ...] = ("SM8650",),
     **more: Any,
 ) -> None:
-    assert compile_model(model_of(folder, width, socs, **more), suite, History()) == 0
+    assert compile_model(toy_lane.LANE, model_of(folder, width, socs, **more), suite, History()) == 0
 
 
 def test_what_was_made_of_another_model_of_the_same_name_stays(
@@ -158,7 +152,7 @@ def test_one_model_is_compiled_as_a_suite_of_one(tmp_path: Path, capsys: pytest.
 def test_several_precisions_are_compared_in_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compile_precisions(model_of(tmp_path, 5), ["8a8w", "16a8w"], None) == 0
+    assert compile_precisions(toy_lane.LANE, model_of(tmp_path, 5), ["8a8w", "16a8w"], None) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[-3:]]
     assert rows == [["precision", "chip"], ["8a8w", "SM8650"], ["16a8w", "SM8650"]]
 

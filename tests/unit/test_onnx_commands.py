@@ -28,8 +28,8 @@ from ci.lanes.onnx.product import program_of
 from ci.lanes.onnx.samples import read_samples
 from ci.lanes.onnx.suite import programs_of
 from ci.model_commands import tune
+from ci.model_commands.typed_model import one_model_of
 from ci.models.inputs import InputsUsed
-from ci.one_model.model import one_model_of
 from ci.one_model.options import TUNE
 from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, writing_into
 from ci.work import outcome

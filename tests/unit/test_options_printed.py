@@ -157,7 +157,12 @@ def test_a_command_for_a_suites_onnx_has_its_options(data: st.DataObject) -> Non
 # Together they are some hundred commands in each run of the tests.
 @pytest.mark.parametrize(
     ("lane", "verb"),
-    [(lane, verb) for verb in (*FROM_MODEL, RUN) for lane in heads_of_models() if lane.models in kinds_of(verb)],
+    [
+        (lane, verb)
+        for verb in (*FROM_MODEL, RUN)
+        for lane in heads_of_models()
+        if lane.models in kinds_of(verb)
+    ],
     ids=lambda value: getattr(value, "models", value),
 )
 @settings(max_examples=6)

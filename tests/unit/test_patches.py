@@ -37,7 +37,6 @@ REASONS = {
     "unit/test_build_tools.py": SHORTER,
     "unit/test_doors.py": SHORTER,
     "unit/test_keys.py": SHIPPED,
-    "unit/test_lane.py": REGISTERED,
     "unit/test_llm.py": PROCESS,
     "unit/test_lowering_judge.py": PROCESS,
     "unit/test_onnx_commands.py": PROCESS,

@@ -132,4 +132,4 @@ def test_a_precision_that_gives_no_program_is_the_exit_code_of_all(
             return Outcome("it dies") if model.precision == failing else green(40)
 
         lane = StandInLane(tmp_path, gives=gives)
-        assert compile_precisions(lane.model, ["16a8w", "8a8w"], None) == code
+        assert compile_precisions(lane.lane, lane.model, ["16a8w", "8a8w"], None) == code

@@ -27,7 +27,7 @@ READERS = (
     "provisioning.base.command_line",
     "provisioning.base.selection",
     "ci.suite.options",
-    "ci.one_model.model",
+    "ci.model_commands.typed_model",
     "ci.lanes.upstream.verb",
 )
 """They add flags that several verbs share, and read them: `run` may hand its Namespace to these alone."""
