@@ -23,13 +23,13 @@ class Registered:
 
     head: LaneHead
     load: Callable[[], AnyLane] | None = None
-    """None: its work is no suite's."""
+    """Imports the lane; None if its work belongs to no suite."""
     load_suites: Callable[[], AnySuites] | None = None
-    """Its suites, which need none of the packages that its work needs."""
+    """Imports the lane's suites, without the packages that its work needs."""
     load_model_lane: Callable[[], AnyModelLane] | None = None
-    """None: it takes no single models."""
+    """Imports the lane for single models; None if it takes none."""
     load_options: Callable[[], type[ModelOptions]] | None = None
-    """What may be typed with its models."""
+    """Imports the options that its models' commands have."""
 
     @property
     def lane(self) -> AnyLane:
@@ -57,7 +57,7 @@ class Registered:
 
 
 def refused(head: LaneHead, lacks: str) -> UsageError:
-    """The error for what a lane lacks, with the lanes that have it."""
+    """Return the error that names what a lane lacks, and the lanes that have it."""
     having = ", ".join(row.head.name for row in lanes_with_suites())
     return UsageError(f"lane {head.name} has no {lacks}", fix=f"take one of the lanes {having}")
 
@@ -122,7 +122,7 @@ LANES: list[Registered] = [
     Registered(llm.HEAD, _llm, _llm_suites, _llm, _llm_options),
     Registered(upstream.HEAD),
 ]
-"""In the order in which a suite's mistakes are said."""
+"""A suite's mistakes are reported in this order."""
 
 
 def lane_named(name: str) -> Registered:
@@ -134,12 +134,12 @@ def lanes_with_suites() -> list[Registered]:
 
 
 def stages() -> Iterator[tuple[LaneHead, LaneStage]]:
-    """Every stage of every lane, with its lane."""
+    """Return every stage of every lane, with its lane."""
     for row in LANES:
         for stage in row.head.stages:
             yield row.head, stage
 
 
 def lanes_by_stage() -> dict[str, LaneHead]:
-    """By stage, the lane of the programs in its report."""
+    """Map the name of each stage to the lane whose programs are in the stage's report."""
     return {stage.name: head for head, stage in stages() if head.has_suites}

@@ -61,7 +61,7 @@ from provisioning.components import version_in
 from provisioning.known_faults import SuspectedFault
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
-"""Those of an audit."""
+"""An audit compiles the model at each of these precisions."""
 T = TypeVar("T")
 QUANTIZERS = "quantized_decomposed."
 
@@ -89,7 +89,7 @@ def replayed(model: OneModel, program: ExecutorchProgram, request: ReplayRequest
 
 
 def divergence_of(model: OneModel, program: ExecutorchProgram, limits: DivergenceLimits) -> DivergenceResult:
-    """What the search gave, with what is known of the operator."""
+    """Return what the search found, with what is known of the operator."""
     plan = plan_of_model(model, "divergence", [program])
     step = searching(plan, ready_runner(os.environ, model.selection.reports, plan.executorch), limits)
     result = answered(step, DivergenceResult)
@@ -101,7 +101,7 @@ def divergence_of(model: OneModel, program: ExecutorchProgram, limits: Divergenc
 
 
 def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) -> Step[ExecutorchProgram]:
-    """Ends with the operator that differs."""
+    """Return a step that searches for the operator that differs."""
     asks = DivergenceOptions(
         **{field.name: getattr(limits, field.name) for field in fields(limits)},
         runner=runner.order,
@@ -147,7 +147,8 @@ def scores_of(model: OneModel, program: ExecutorchProgram, request: ScoreRequest
 
 
 def answered(step: Step[ExecutorchProgram], reply: type[T]) -> T:
-    """Of the plan's first program. Raises why there is no answer."""
+    """Run the step and return the reply for the plan's first program. Raises an error that says why there is
+    no answer."""
     plan: Any = step.plan
     return require_done(plan.programs[0], plan, run_step(step)).read(reply)
 
@@ -166,7 +167,7 @@ def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritte
 
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
-    """Every partition is compiled at each precision."""
+    """Compile every partition at each precision."""
     usual = ("qdq",) if model.file.quantized else SCHEMES
     variants = (program_of(model.use_precision(name)) for name in precisions or usual)
     programs = {program.run.precision: program for program in variants}
@@ -195,13 +196,14 @@ def audit_row(compiled: ChipProgram) -> AuditRow:
 
 
 def operators_of(nodes: Mapping[str, Traits]) -> list[str]:
-    """The operators on HTP, once for each node."""
+    """Return the operators that run on HTP, once for each node."""
     names = (node.operator for node in nodes.values())
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
 
 
 def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
-    """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
+    """Return in words what quantizing the whole model loses, and what each operator adds to it, the worst
+    first."""
     program = chosen_program(model, choice)
     refuse_floats(program.run.quantizes, program.run.precision)
     plan = plan_of_model(model, "quantize", [program])

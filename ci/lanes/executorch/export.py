@@ -35,7 +35,8 @@ FLAGS = (
     "get_float32_matmul_precision",
     "get_num_threads",
 )
-"""Of torch: a model's code may set them, and they decide how the rest is computed."""
+"""These functions of torch read settings that a model's code may change, and that decide how the rest is
+computed."""
 
 
 @dataclass
@@ -62,7 +63,7 @@ class ExportedCase:
         return self._outputs[name]
 
     def program(self, sample: tuple[Tensor, ...]) -> Any:
-        """As torch exports it with this sample."""
+        """Return the program that torch exports with this sample; alike samples share one."""
         for inputs, program in self._programs:
             if _are_alike(inputs, sample):
                 return program
@@ -73,7 +74,7 @@ class ExportedCase:
 
 
 cases: list[ExportedCase] = []
-"""The case whose export this process has made: its forks compile it."""
+"""This process has exported this case; its forks compile it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class ChipModel:
 
     @classmethod
     def of(cls, order: ProgramOrder) -> ChipModel:
-        """Of the case that this process holds, if there is one."""
+        """Return the model of the order's case, which this process may have exported already."""
         case, search_path = case_of(order), Path(order.search_path)
         exported, run = cases[0] if cases else ExportedCase.of(case, search_path), case.runs[0]
         return cls(exported, case, run, order.soc, search_path, *chosen_for(exported.subject, case, run))
@@ -118,7 +119,7 @@ class ChipModel:
 
 
 def _exported(request: ExportRequest) -> ExportedRuns:
-    """What each program depends on of the model, and the line of each node."""
+    """Return what each program depends on of the model, and the line of each node."""
     os.chdir(request.working_folder)
     runs = dict[str, ExportedRun]()
     lines: dict[str, tuple[str, str]] = {}
@@ -166,7 +167,8 @@ def _flags() -> dict[str, Metric]:
 
 
 def _annotations(run: ExecutorchRun, search_path: Path) -> dict[str, Metric]:
-    """The modules that its functions are made of. Raises NoDigest if one lies outside the suite's folder."""
+    """Return the modules that its functions are defined in. Raises NoDigest if one lies outside the suite's
+    folder."""
     before = set(sys.modules)
     for name in run.annotations:
         find(name, search_path)
@@ -192,7 +194,7 @@ def digest_of_tensors(inferences: Sequence[Sequence[Tensor]]) -> str:
 
 
 def _are_alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether torch exports the same of them: an export depends on the values of none."""
+    """Whether torch exports the same program for both: an export does not depend on the inputs' values."""
     kinds = [[(tensor.dtype, tensor.shape, tensor.stride()) for tensor in sample] for sample in (one, other)]
     return kinds[0] == kinds[1]
 

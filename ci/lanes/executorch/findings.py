@@ -71,7 +71,7 @@ def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) ->
 
 
 def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str, str]:
-    """The message and the fix."""
+    """Return the message and the fix."""
     message, log = failure.message, failure.log
     general = FIXES.get(failure.kind, "").format(suite=program.suite)
     fix = failure.fix or general or Fix("read {}, or {}", str(log), ("diagnose", str(log)))
@@ -93,12 +93,13 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
 
 
 def _search_in(text: str) -> str:
-    """What a search for the operator that the compiler crashes on had found before it ended in a crash."""
+    """Return what a search for the operator that crashes the compiler had found before the compiler
+    crashed."""
     return next((line for line in reversed(text.splitlines()) if line.startswith(CRASHES)), "")
 
 
 def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> tuple[str, str]:
-    """A message that names operators, with their known faults."""
+    """Add their known faults to a message that names operators."""
     scheme, soc = program.run.precision, program.soc
     operators = dict.fromkeys(OPERATOR.findall(message))
     met = faults_in({name: Traits(name) for name in operators}, scheme, soc, versions_of(), dies=True)
@@ -107,7 +108,8 @@ def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> t
 
 
 def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Finding]:
-    """An operator over the budget is an error; one within the budget is a note."""
+    """Report each operator on the CPU: an error if there are more than the budget allows, otherwise a
+    note."""
     operators: Sequence[CpuOperator] = compiled.left
     if program.backend == "lpai":
         # ExecuTorch's CPU kernels quantize inputs and dequantize outputs, because they do it more exactly.
@@ -141,12 +143,13 @@ def delegation(program: ExecutorchProgram, compiled: ChipProgram) -> Iterator[Fi
 
 
 def missing_kernels(operators: Iterable[CpuOperator]) -> list[CpuOperator]:
-    """Operators on the CPU that ExecuTorch cannot run there."""
+    """Return the operators on the CPU that ExecuTorch cannot run there."""
     return [operator for operator in operators if not operator.kernel]
 
 
 def suspected_on_cpu(operators: Iterable[CpuOperator]) -> tuple[str, str]:
-    """Of a program that breaks as it runs: the first operator on the CPU that has a fix."""
+    """If a program fails while it runs, suspect the first operator on the CPU that has a fix. Returns message
+    and fix."""
     for operator in operators:
         if operator.fix:
             return f"suspected: {operator.message}", str(operator.fix)
@@ -251,7 +254,7 @@ def cost(
 
 
 def accuracy_in_torch(program: ExecutorchProgram, figures: Mapping[str, float]) -> Iterator[Finding]:
-    """That of a quantized program for the LPAI, which the emulator does not have."""
+    """Judge a program quantized for the LPAI by PyTorch's figures, because the emulator has no LPAI."""
     if misses := missed(program.thresholds, figures):
         message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
         again = SUITES.repeat(program, "test_lowering")
@@ -259,7 +262,7 @@ def accuracy_in_torch(program: ExecutorchProgram, figures: Mapping[str, float]) 
 
 
 def only_library_missing(findings: Sequence[Finding]) -> bool:
-    """Whether only the LPAI's library is missing, which needs another SDK."""
+    """Whether only the LPAI's library is missing, which another SDK has."""
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     return bool(errors) and all(finding.rule == LIBRARY_MISSING for finding in errors)
 
@@ -305,7 +308,8 @@ def of_run(
 def findings_of(
     program: ExecutorchProgram, result: Result, compiled: ChipProgram, build_id: str = ""
 ) -> list[Finding]:
-    """With the id of QNN's build, also what is known of it."""
+    """Return what is wrong with a run. Given the id of QNN's build, the findings also name the build's known
+    faults."""
     again = SUITES.repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
 
@@ -343,8 +347,8 @@ def findings_of(
 def suspected_of(
     program: ExecutorchProgram, compiled: ChipProgram, figures: Mapping[str, float], build_id: str
 ) -> list[Met]:
-    """The known faults that a node of the user's code meets, by the facts of its compile; of QNN's own only
-    with the id of its build."""
+    """Return the known faults that a node of the user's code meets, judged by the facts of its compile. QNN's
+    own faults count only if the id of its build is given."""
     # Without a line it is of no code of the user's.
     nodes = {name: node for name, node in compiled.nodes.items() if node.line}
     seen_db = figures.get(f"{against_nearest(figures)}sqnr_db")
@@ -360,7 +364,8 @@ def causes_of(
     figures: Mapping[str, float],
     build_id: str = "",
 ) -> Causes:
-    """By the facts of its compile; faults of a build of QNN only with its id."""
+    """Return what may explain the lost accuracy, judged by the facts of the compile. QNN's own faults count
+    only if the id of its build is given."""
     losses = compiled.losses
     met: list[Met] = []
     beyond, choices = tuple[BeyondHalf, ...](), tuple[OperatorAt, ...]()

@@ -73,11 +73,11 @@ from provisioning.base.commands import join_fixes
 from provisioning.known_faults import words_of
 
 MASKS = ("aten.masked_fill", "aten.where")
-"""Their numbers of any size are meant to be infinite."""
+"""These operators may use numbers of any size, which are meant to be infinite."""
 
 
 class _InHalf(Passing):
-    """A float model of which what leaves fp16 is infinite."""
+    """Runs a float model in which every value outside fp16's range becomes infinite."""
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
@@ -98,15 +98,16 @@ def _beyond_half_of(chip_model: ChipModel) -> tuple[BeyondHalf, ...]:
 
 
 def beyond_half(module: Any, samples: Sequence[Tensors]) -> tuple[BeyondHalf, ...]:
-    """The operators of an exported float model whose outputs leave fp16 first; none where the model's outputs
-    are the same without what leaves it."""
+    """Return the operators of an exported float model whose outputs leave the range of fp16 first; nothing if
+    the model's outputs stay the same when such values become infinite."""
     if all(_same_in_half(module, sample) for sample in samples):
         return ()
     return beyond_of(TorchGraph(module, samples), MASKS)
 
 
 def _same_in_half(module: Any, sample: Tensors) -> bool:
-    """As where the least value masks a softmax."""
+    """Whether the outputs stay the same when values outside fp16's range become infinite, as with a softmax's
+    mask."""
     both = (torch.utils._pytree.tree_leaves(run(*copied(sample))) for run in (module, _InHalf(module).run))
     pairs = [Pair("", exact.numpy(), half.numpy()) for exact, half in zip(*both, strict=True)]
     try:
@@ -116,12 +117,12 @@ def _same_in_half(module: Any, sample: Tensors) -> bool:
 
 
 LAST = ("aten.sort.default", "aten.sort.stable", "aten.topk.default")
-"""Of those the last dimension is the usual one; the others choose among all values."""
+"""These operators use the last dimension by default; the others in CHOOSERS choose among all values."""
 OTHERS = ("aten.argmax.default", "aten.argmin.default", "aten.max.dim", "aten.min.dim")
 CHOOSERS = {**dict.fromkeys((*OTHERS, *LAST), 1), "aten.topk.default": 2}
-"""By operator: the place of its argument `dim`."""
+"""Each operator is mapped to the position of its argument `dim`."""
 SAME_VALUES = ("view", "reshape", "squeeze", "unsqueeze", "to", "_to_copy", "clone", "alias", "contiguous")
-"""Operators that change neither the values of indices nor their order."""
+"""These operators change neither the values of indices nor their order."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,8 @@ def _keeps_values(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class OutputChoices:
-    """The expected outputs, with what their indices chose among, and where that is done."""
+    """Holds the expected outputs, the values that their indices chose among, and the operators that
+    choose."""
 
     outputs: Inferences
     reference: Inferences
@@ -163,7 +165,7 @@ class OutputChoices:
 def choices_of(
     chip_model: ChipModel, module: Any, outputs: Inferences, reference: Inferences, into: Path
 ) -> OutputChoices:
-    """Writes the values that indices chose among. `module` is the quantized model if there is a reference."""
+    """Write the values that indices chose among. `module` is the quantized model if there is a reference."""
     if all(row.dtype not in ("int64", "int32") for row in outputs[0]):
         return OutputChoices(outputs, reference)
     graph, samples = chip_model.exported.program(chip_model.sample).module(), chip_model.compared
@@ -186,7 +188,7 @@ def choices_of(
 def _with_choice(
     inferences: Inferences, chooser: Chooser, values: Sequence[Tensor], noise: float, into: Path, kind: str
 ) -> Inferences:
-    """The values are of each inference."""
+    """Add what its indices chose among to an output; `values` has a tensor for each inference."""
     rows = []
     for number, (row, tensor) in enumerate(zip(inferences, values, strict=True)):
         path = into / f"{kind}_{number}_{chooser.output}.chosen"
@@ -199,7 +201,8 @@ def _with_choice(
 
 
 def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
-    """By inference; empty if they are no floats."""
+    """Return the values that indices chose among, one tensor for each inference; empty if they are not
+    floats."""
     if chooser is None:
         return []
     outputs = [outputs_of(graph, copied(sample)).get(chooser.values.name) for sample in samples]
@@ -210,10 +213,10 @@ def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[T
 
 
 SEGMENT_ALIGNMENT = 4096
-"""The alignment of delegate data in the file: a page, so that it can be mapped alone."""
+"""Delegate data is aligned to a page in the file, so that it can be mapped alone."""
 
 NAMED = 3
-"""How many of the operators at which quantizing loses accuracy are remembered of a program."""
+"""A program's record names this many of the operators at which quantizing loses accuracy."""
 
 
 def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
@@ -276,13 +279,13 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
 
 
 def _least_of(samples: Sequence[tuple[Tensor, ...]]) -> float:
-    """The least value of the inputs of floats; -inf counts as the least number."""
+    """Return the least value of the float inputs; -inf counts as the lowest finite number."""
     floats = [tensor for sample in samples for tensor in sample if tensor.is_floating_point()]
     return min((float(tensor.nan_to_num().min()) for tensor in floats if tensor.numel()), default=0.0)
 
 
 def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns) -> Any:
-    """With these nodes on the CPU."""
+    """Lower the module for the chip; operators whose nodes match `nodes` stay on the CPU."""
     options = generate_lpai_compiler_spec()
     if chip_model.backend != "lpai":
         options = generate_htp_compiler_spec(use_fp16=chip_model.run.precision.startswith("fp16"))
@@ -294,7 +297,7 @@ def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns) -> Any:
 
 
 def _require_types(exported: Any, outputs: Sequence[Tensor]) -> None:
-    """Refuse a program with an output of another type than the model's."""
+    """Refuse a program if an output has another type than the model's."""
     module = exported.graph_module
     (output,) = module.graph.find_nodes(op="output")
     # What the model changes in place stands before its outputs.
@@ -315,7 +318,7 @@ def _require_types(exported: Any, outputs: Sequence[Tensor]) -> None:
 
 
 def _require_indices(module: Any) -> None:
-    """Refuse a program in which an operator on the CPU reads indices that a delegate gives."""
+    """Refuse a program in which an operator on the CPU reads indices that a delegate computes."""
     for node in module.graph.nodes:
         if node.op != "call_function" or node.target is getitem or operator_name(node) == DELEGATE:
             continue
@@ -333,7 +336,8 @@ def _require_indices(module: Any) -> None:
 
 
 def _is_part_of_an_operators_result(module: Any, node: Any) -> bool:
-    """Whether a delegate gives it just as an operator of several results, such as topk, gave it."""
+    """Whether a delegate returns this output exactly as an operator of several results, such as topk,
+    computed it."""
     if node.target is not getitem or operator_name(node.args[0]) != DELEGATE:
         return False
     call, index = node.args
@@ -342,8 +346,8 @@ def _is_part_of_an_operators_result(module: Any, node: Any) -> bool:
 
 
 def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
-    """One that changes its inputs in place, or computes weights in each run: the compiler wants those of a
-    convolution constant."""
+    """Refuse a model that changes its inputs in place, or that computes a convolution's weights in each run:
+    the compiler wants them constant."""
     if place := where_input_changes(model, sample):
         message = f"the model changes its input in place{place}, which the delegate does not support"
         fix = (
@@ -356,7 +360,7 @@ def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
 
 
 def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator]) -> Failed | None:
-    """The line of an operator that ExecuTorch does not have at all."""
+    """Return the model's line of an operator that ExecuTorch does not have at all."""
     explanation = known_of(error)
     names = re.findall(r"'(\w+)::(\w+)", str(error))
     rows = [row for row in cpu_operators if any(row.operator.startswith(".".join(name)) for name in names)]
@@ -369,7 +373,7 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
 def _with_workaround(
     search: Search, lower: Callable[..., Any], chip_model: ChipModel
 ) -> tuple[Any, Workaround | None]:
-    """The lowered program, with the nodes that had to stay on the CPU for it."""
+    """Return the lowered program, and the nodes that had to stay on the CPU for it."""
     begun = time.process_time()
     try:
         with search.installed():

@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ExportRequest(ProgramOrder):
     runs: Mapping[str, Mapping[str, Metric]]
-    """By name, those of the case that are wanted."""
+    """Maps the name of each run that is wanted to the run; all are of the same case."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedRun:
-    """What a program depends on of the model; empty with the reason why it is not cached, or has none."""
+    """Says what a program depends on of the model; `rows` is empty if the program cannot be cached, for the
+    reason given."""
 
     rows: Key = field(default_factory=dict)
     not_cached: str = ""
     exported: bool = True
     error: Mapping[str, object] | None = None
-    """As ci/work/child.py makes it."""
+    """The error is a row that ci/work/child.py writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +56,9 @@ class ModelRequest(ProgramOrder):
     """What the worker does with a program's model."""
 
     asks: DataclassInstance
-    """What the work is asked beside the program."""
+    """These options say what the work does with the program."""
     qnn: Mapping[str, str]
-    """The build, and the digest of its libraries for this machine."""
+    """Names QNN's build, with the digest of its libraries for this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class WrapRequest:
 
 @dataclass(frozen=True, slots=True)
 class InTorch:
-    """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
+    """Says how near the quantized model's outputs are to the float model's, both computed by PyTorch."""
 
     figures: Mapping[str, float]
     slices: tuple[str, ...]
@@ -116,16 +117,16 @@ class InTorch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a compile says of the model and its inputs, whatever it ends with."""
+    """Says what a compile learns of the model and its inputs, however it ends."""
 
     used: InputsUsed
     notes: tuple[tuple[str, str], ...] = ()
     losses: tuple[Loss, ...] = ()
-    """The operators at which quantizing loses most, the worst first."""
+    """Names the operators at which quantizing loses most, the worst first."""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak: int = 0
-    """The most bytes of memory that it had."""
+    """The process used at most this many bytes of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +141,13 @@ class Quantized(ModelFacts):
 class ChipProgram(ModelFacts):
     inputs: Inferences
     expected: Inferences
-    """The float model's outputs."""
+    """The float model computed these outputs."""
     reference: Inferences
-    """The quantized model's; none of a float program."""
+    """The quantized model computed these outputs; a float program has none."""
     choices: tuple[OperatorAt, ...] = ()
-    """Operators whose indices are outputs."""
+    """These operators compute indices that are outputs."""
     beyond: tuple[BeyondHalf, ...] = ()
-    """Operators whose values leave fp16."""
+    """These operators compute values that leave the range of fp16."""
     kept_on_cpu: KeptNodes | None = None
     left: tuple[CpuOperator, ...] = ()
     partition: tuple[GraphPart, ...] = ()
@@ -155,12 +156,12 @@ class ChipProgram(ModelFacts):
     least: float = 0.0
     """The least value of its inputs."""
     in_torch: InTorch | None = None
-    """Of a program for the LPAI, which the emulator does not have."""
+    """Only a program for the LPAI has these figures, because the emulator has no LPAI."""
     ddr: Traffic = NO_TRAFFIC
     graphs: int = 0
-    """Of which the compiler wrote a summary."""
+    """The compiler wrote a summary of this many graphs."""
     without_time: str = ""
-    """The program's digest without the time of its lowering."""
+    """This digest of the program leaves out the time of its lowering."""
 
     @property
     def delegates(self) -> int:
@@ -169,7 +170,7 @@ class ChipProgram(ModelFacts):
 
 @dataclass(frozen=True, slots=True)
 class ComparedFiles:
-    """The files of a program's samples and of the outputs that it is compared with."""
+    """Names the files of a program's samples, and of the outputs that it is compared with."""
 
     inputs: Inferences
     expected: Inferences
@@ -179,10 +180,10 @@ class ComparedFiles:
 
 @dataclass(frozen=True, slots=True)
 class ComparedOutputs:
-    """What a program's outputs are compared with."""
+    """Says what a program's outputs are compared with."""
 
     compiled: Folder
-    """The folder of inputs and expected outputs."""
+    """This folder holds the inputs and the expected outputs."""
     compared: ComparedFiles
 
 
@@ -202,7 +203,7 @@ class EmulatorRun:
     each_db: tuple[float, ...] = ()
     """The SQNR of each sample."""
     rule: str = ""
-    """What is wrong, if it gave nothing to compare."""
+    """Names what is wrong if the run gave nothing to compare; otherwise empty."""
     message: str = ""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -217,10 +218,10 @@ def ran_in(result: Result) -> EmulatorRun:
 
 
 def ran(result: Result) -> bool:
-    """Whether there are figures."""
+    """Whether the run gave figures."""
     return not result.failure and not ran_in(result).rule
 
 
 def figures_of(result: Result | None) -> Mapping[str, float] | None:
-    """None of what did not run, or gave nothing to compare."""
+    """Return the run's figures; nothing if it did not run, or gave nothing to compare."""
     return ran_in(result).figures if result is not None and ran(result) else None

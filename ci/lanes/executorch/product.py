@@ -96,7 +96,7 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[ExecutorchPr
 
 
 def plan_to_compile(model: OneModel, programs: Sequence[ExecutorchProgram]) -> ExecutorchPlan:
-    """A plan with the runner, where something is to run."""
+    """Return a plan; it has a runner if something is to run."""
     plan = plan_of_model(model, "compile", programs)
     if not model.options.is_verified or all(program.backend != "htp" for program in plan.programs):
         return plan
@@ -186,7 +186,8 @@ def stem_of(model: OneModel, program: ExecutorchProgram) -> str:
 
 
 def run_fields_of(program: ExecutorchProgram, facts: ChipProgram) -> dict[str, object]:
-    """What a suite's run allows of this program: operators on the CPU, and delegates."""
+    """Return the fields of a suite's run that allow what this program does: operators on the CPU, and
+    delegates."""
     return {
         "cpu_nodes": list(program.run.cpu_nodes),
         "delegates": None if facts.delegates == program.case.delegates else facts.delegates,
@@ -195,7 +196,8 @@ def run_fields_of(program: ExecutorchProgram, facts: ChipProgram) -> dict[str, o
 
 
 def outcome_of(compiled: Result, run: Result | None) -> Outcome:
-    """Of a program that was compiled, and of its run where that gave something to compare."""
+    """Return the costs and figures of a compiled program; the figures are empty if no run gave something to
+    compare."""
     emulation = ran_in(run) if run else EmulatorRun()
     amounts, record = costs_of(compiled), compiled_in(compiled)
     costs = {"ddr": amounts["ddr_read"] + amounts["ddr_written"], "size": amounts["pte_bytes"]}
@@ -210,7 +212,7 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
 
 
 def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping[str, Result]) -> Result:
-    """Raises the error of what is no program, or none that runs."""
+    """Return the compiled program. Raises the error if there is none, or if it cannot run."""
     result = require_done(program, plan, {program.name: results[COMPILED]} if COMPILED in results else {})
     if errors := _errors(artifact(program, result, plan.build_id)):
         raise CheckFailed(errors[0].message, fix=Fix("{} compiles it again", ("--no-cache",)))
@@ -268,7 +270,7 @@ def _line(
 
 
 def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
-    """What is there and why, and behind all that one fix is for, that fix."""
+    """Say which operators run on the CPU and why. Operators with the same fix are followed by that fix."""
     messages: dict[Suggestion, list[str]] = {}
     for (message, fix), count in Counter((row.message, row.fix) for row in facts.left).items():
         messages.setdefault(fix, []).append(f"  {f'{count} times ' if count > 1 else ''}{message}")
@@ -279,7 +281,7 @@ def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
 
 
 def scheme_of(model: UserModel, precision: str | None) -> str:
-    """A model that is quantized already is taken as it is."""
+    """Return the run's scheme; a model that is quantized already keeps its own."""
     if precision is None:
         return "qdq" if model.quantized else "fp16"
     scheme = scheme_named(precision)
@@ -290,7 +292,8 @@ def scheme_of(model: UserModel, precision: str | None) -> str:
 
 
 def program_of(model: OneModel, soc: str = "", suite: Path | None = None) -> ExecutorchProgram:
-    """A model that no suite has, or that `suite` will have, for `soc` or the first chip."""
+    """Return a program for `soc`, or for the first chip. Its model is in no suite; with `suite`, it will be
+    in that one."""
     options = model.options
     user_model, samples, soc = model.file, model.samples_folder, soc or model.selection.soc
     file = precision_file_of(options.precision_file, "executorch")
@@ -389,7 +392,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
 
 
 def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
-    """Write the program; returns the chip that it is for."""
+    """Write the program, and return the chip that it is for."""
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
     use_executorch(environment)
     loading = against(contents, environment.root(QNN_SDK).path)
@@ -442,7 +445,8 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
 
 
 def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
-    """The user's, in the order of a .pte's inputs, which have no names; else drawn by its own shapes."""
+    """Return the user's inputs in the order of the .pte's, which have no names; without any, draw them by the
+    program's own shapes."""
     contents = read(program)
     if isinstance(contents, ContextStrings):
         raise UsageError(f"{program} is a context binary", fix=session("run", program))
@@ -493,7 +497,7 @@ def _outputs(
 
 
 def _where(contents: CompiledProgram) -> str:
-    """What of it runs on the emulator, and what on the CPU."""
+    """Say which part runs on the emulator, and which on the CPU."""
     parts = Counter[str]()
     for delegate in contents.delegates:
         context = delegate.context

@@ -61,8 +61,8 @@ class Patterns(set[str]):
 
 
 class Discarded(set[str]):
-    """What the quantizer leaves out: the nodes of a pattern, and those of whole numbers alone, which it would
-    observe as floats."""
+    """Names what the quantizer leaves out: nodes that match a pattern, and nodes of integers alone, which it
+    would observe as floats."""
 
     def __init__(self, patterns: Patterns, graph: Any) -> None:
         super().__init__(node.name for node in graph.nodes if _is_of_whole_numbers(node))
@@ -92,11 +92,11 @@ class BlockSizes(Patterns):
 
 @dataclass(frozen=True, slots=True)
 class ComputedModel:
-    """What is compiled: the quantized model, or a float one as it is."""
+    """Holds what is compiled: the quantized model, or a float one as it is."""
 
     module: Any
     reference: Sequence[Sequence[Tensor]]
-    """Its outputs."""
+    """The model that is compiled computed these outputs."""
     losses: tuple[Loss, ...] = ()
 
     @classmethod
@@ -112,7 +112,8 @@ class ComputedModel:
         return cls(module, reference, losses)
 
     def in_torch(self, chip_model: ChipModel) -> InTorch:
-        """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
+        """Return how near the quantized model's outputs are to the float model's, both computed by
+        PyTorch."""
         pairs = [
             Pair(f"output {index} of inference {number}", exact.numpy(), value.numpy(), index)
             for number, rows in enumerate(zip(chip_model.float_outputs, self.reference, strict=True))
@@ -143,9 +144,9 @@ def quantize(chip_model: ChipModel, request: QuantizeRequest) -> Quantized:
 
 
 def scored(chip_model: ChipModel, request: ScoreRequest) -> Scores:
-    """The groups of operators that change their precision together, with what each adds to the outputs' noise
-    at the run's precision and at the exact one, as far as the seconds go. Scored by a batch of the
-    calibration: the samples judge."""
+    """Score the groups of operators that change their precision together: what each adds to the outputs'
+    noise at the run's precision, and at the exact one. Scoring uses one batch of the calibration, because the
+    samples judge, and ends when the seconds are used up."""
     precision = chip_model.run.precision
     require_float32([*chip_model.sample])
     _require_scheme(chip_model.model, chip_model.run)
@@ -162,7 +163,7 @@ def scored(chip_model: ChipModel, request: ScoreRequest) -> Scores:
 
 
 def _require_scheme(model: Any, run: ExecutorchRun) -> None:
-    """A quantized model is taken as it is, and only that."""
+    """Refuse to quantize a model that is quantized already, and to take one as quantized that is not."""
     quantized = is_quantized(model)
     if quantized and run.precision != "qdq":
         message = f"the model is already quantized, and {run.precision} would quantize it again"
@@ -176,11 +177,11 @@ def _require_scheme(model: Any, run: ExecutorchRun) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model whose ranges were observed, before it is quantized by them."""
+    """Holds a model after its ranges were observed, before it is quantized by them."""
 
     module: Any
     floats: Mapping[str, Tensor]
-    """The outputs of the float model's nodes for the sample."""
+    """Maps nodes of the float model to their outputs for the sample."""
     folded: Mapping[str, str]
     patterns: Sequence[Patterns]
     sample: tuple[Tensor, ...]
@@ -196,8 +197,9 @@ class Prepared:
 
 
 def _narrow_shared_zero_points(module: Any) -> None:
-    """Of weights per channel that several calls read. ExecuTorch casts int64 in the program: a cast that two
-    partitions need is handed from one to the other, which then has an input that QNN does not know."""
+    """Narrow the int64 zero points of weights per channel that several calls read. ExecuTorch casts them in
+    the program: if two partitions need the cast, one gets it from the other, as an input that QNN does not
+    know."""
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target), None)
         shared = len(node.users) > 1 and all(
@@ -252,7 +254,8 @@ def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any
 
 
 def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
-    """Block sizes of a linear layer do not reach QNN correctly: its outputs differ in every compile."""
+    """Refuse block sizes of a linear layer: they do not reach QNN correctly, and its outputs differ in every
+    compile."""
     for node in graph.nodes:
         if node.target is torch.ops.aten.linear.default and sizes.get(node.name):
             raise Failed(
@@ -296,7 +299,7 @@ def save_raw(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> I
 
 @contextmanager
 def step_of(name: str) -> Any:
-    """Wrap errors with the step's name, by which the process says what it does."""
+    """Add the step's name to errors, and say that this process is at this step."""
     doing(name)
     try:
         yield

@@ -1,6 +1,6 @@
-"""The steps that quantize and lower a model, called as the lane calls them, and each observed: the passes of
-ExecuTorch and torchao, what they annotate and observe with, decompositions. Nothing is replaced in what
-judges or ships: this is work of its own, and ends before QNN compiles."""
+"""The steps that quantize and lower a model are called here as the lane calls them, and each is observed: the
+passes of ExecuTorch and torchao, what annotates and observes, and decompositions. Nothing that judges or
+ships is replaced: a replay is work of its own, and ends before QNN compiles."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from ci.models.model_lines import source_of
 from ci.operators.partition import operator_name
 
 RUNS = 40
-"""How often a model is run: once after each step that changes its graph."""
+"""A model runs this often: once after each step that changes its graph."""
 SHARE_OF_RUNS = 1 / 4
-"""The part of a replay's seconds that these runs may take."""
+"""These runs may take this share of a replay's seconds."""
 
 WATCHED: Sequence[tuple[Any, Sequence[str]]] = (
     (quantize_pt2e, ("_fuse_conv_bn_", "_fuse_linear_bn_", "prepare")),
@@ -52,17 +52,18 @@ WATCHED: Sequence[tuple[Any, Sequence[str]]] = (
     (qnn_pass_manager, ("lift_constant_tensor_pass",)),
     (_program.EdgeProgramManager, ("to_backend",)),
 )
-"""What the steps are called by. A step that another one calls is a part of it."""
+"""Steps are observed by wrapping these functions. A step that another one calls is a part of it."""
 ROUNDS = ("constant_fold",)
-"""They round weights, on purpose."""
+"""These steps round weights on purpose."""
 CHANGES_WEIGHTS = ("annotate",)
-"""They can change weights where the graph stays as it is."""
+"""These steps can change weights without changing the graph."""
 LAST_GLUE = ("quantized_decomposed", "aten.permute", "aten.transpose", "aten._to_copy", "dim_order_ops", "<")
-"""What the last pipeline may remove: quantizers, layouts, casts, and what takes one of several results."""
+"""The last pipeline may remove these operators: quantizers, layouts, casts, and what takes one of several
+results."""
 
 
 NEAR = 4
-"""So many operators behind a node are near it."""
+"""A node this many operators behind another is still near it."""
 
 
 class _Done(BaseException):
@@ -75,14 +76,14 @@ class StepObserver:
     def __init__(self, replay: Replay, samples: Sequence[Tensors], outputs: int, until: float) -> None:
         self.replay, self.samples, self.outputs, self.until = replay, samples, outputs, until
         self.programs: list[ExportedProgram] = []
-        """Their signatures say which weights placeholders stand for."""
+        """The programs' signatures say which weights placeholders stand for."""
         self.late = False
-        """Whether the time ended it."""
+        """Whether the time limit ended the replay."""
         self._depth = 0
         self._text: Sequence[str] = ()
-        """The graph after the last step, in words."""
+        """This is the graph after the last step, as text."""
         self._partition: TorchGraph | None = None
-        """What the last pipeline works at, as it was before its current step."""
+        """The last pipeline works on this partition; it is the state before its current step."""
 
     def begin(self, program: ExportedProgram) -> None:
         """Show the model before any step."""
@@ -90,7 +91,7 @@ class StepObserver:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Observe every step that begins meanwhile."""
+        """Observe every step that begins inside the `with` block."""
         backend = qnn_preprocess.QnnBackend
         originals = [(owner, name, getattr(owner, name)) for owner, names in WATCHED for name in names]
         compile_partitions = backend.preprocess_multimethod
@@ -119,7 +120,7 @@ class StepObserver:
         return call
 
     def _see_subject(self, function: Callable[..., Any], subjects: Sequence[Any]) -> None:
-        """The first of these that is a model is the one that the step left."""
+        """Show the first of these values that is a model: the step returned it."""
         step = compiler_step(function)
         for subject in subjects:
             if isinstance(subject, PassBase):
@@ -145,7 +146,8 @@ class StepObserver:
             raise _Done
 
     def _weights(self) -> Mapping[str, Tensor]:
-        """The weights of all programs, by the names of placeholders; those of the latest come first."""
+        """Return the weights of all programs, by the names of placeholders; those of the latest program come
+        first."""
         weights: dict[str, Tensor] = {}
         for program in self.programs:
             signature, tensors = program.graph_signature, {**program.constants, **program.state_dict}
@@ -158,7 +160,7 @@ class StepObserver:
         return weights
 
     def _run_last_pipeline(self, programs: Mapping[str, Sequence[Any]], specs: Mapping[str, Any]) -> None:
-        """In place of the compiler: the pipeline that comes before it, for each partition."""
+        """Run, instead of the compiler, the pipeline that comes before it, for each partition."""
         for method, partitions in programs.items():
             for program, spec in zip(partitions, specs[method], strict=True):
                 options = flatbuffer_to_option(generate_qnn_executorch_option(spec))
@@ -177,7 +179,7 @@ def _structure_of(module: GraphModule) -> TorchGraph:
 
 
 def _raised(error: Exception) -> BrokenStep | None:
-    """The step that raised the error, with the operator that it had at hand."""
+    """Return the step that raised the error, with the operator that it was processing."""
     step, node = failed_step(error), node_at_hand(error)
     if step is None or node is None:
         return None
@@ -188,8 +190,8 @@ def _raised(error: Exception) -> BrokenStep | None:
 
 
 def _neighbours(node: Node) -> set[Node]:
-    """What the node reads, and those that its value reaches in a few steps: a builder may fail at the
-    quantizer of what a convolution reads."""
+    """Return the nodes that this node reads, and those that its value reaches in a few steps: a builder may
+    fail at the quantizer of what a convolution reads."""
     near, last = {node, *node.all_input_nodes}, {node}
     for _ in range(NEAR):
         last = {user for reader in last for user in reader.users}
@@ -198,7 +200,7 @@ def _neighbours(node: Node) -> set[Node]:
 
 
 def replay(chip_model: ChipModel, request: ReplayRequest) -> ReplayResult:
-    """Quantize and lower the model, as far as the seconds go or the first broken step."""
+    """Quantize and lower the model until a step breaks it, or the seconds are used up."""
     begin = time.process_time()
     outputs = run_copied(chip_model.model, chip_model.sample)
     seconds_of_runs = RUNS * (time.process_time() - begin)

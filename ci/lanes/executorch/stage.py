@@ -1,4 +1,4 @@
-"""What `test_lowering` and `test_emulator` do with programs, and what they say of them."""
+"""What `test_lowering` and `test_emulator` do with programs, and what they report of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def compiled_results(plan: ExecutorchPlan, results: Results) -> Mapping[str, Res
 
 
 def run_results(plan: ExecutorchPlan, results: Results) -> Mapping[str, Result]:
-    """Of the programs that were compiled and that the emulator can run."""
+    """Run the programs that were compiled, if the emulator can run them."""
     compiled = results[COMPILED]
     runnable = {
         program.name: compiled[program.name]
@@ -89,7 +89,7 @@ def chosen_programs(choice: Choice, selection: Selection) -> list[ExecutorchProg
 
 
 def jobs_of(programs: Sequence[ExecutorchProgram]) -> dict[str, Job]:
-    """By program, for shards."""
+    """Return each program's job, with its estimated seconds, to divide work into shards."""
     jobs = {}
     for program in programs:
         recorded = program.recorded or Recorded()
@@ -131,7 +131,7 @@ def measured_of_lowering(plan: ExecutorchPlan, results: Results) -> MeasuredValu
 
 
 def measured_of_emulation(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
-    """Costs and accuracy, all from one build."""
+    """Return costs and accuracy, all measured of one build."""
     runs = {name: result for name, result in results[RAN].items() if ran(result)}
     recorded = {
         name: {
@@ -169,7 +169,8 @@ def _row_of_run(
 
 
 def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> dict[str, Result]:
-    """With the figures of each one's metric. Inputs and outputs of what is wrong are copied to the logs."""
+    """Run the compiled programs and add the figures of their metrics. Inputs and outputs of wrong ones are
+    copied to the logs."""
     runnable = [row for row in plan.programs if row.name in compiled and compiled[row.name].folder]
     results = run_cached_step(running(plan, runner, compiled), runnable)
     scores = _scores(plan, runnable, compiled, results)
@@ -199,7 +200,7 @@ def _scores(
     compiled: Mapping[str, Result],
     results: Mapping[str, Result],
 ) -> Mapping[str, MetricFigures | Failure]:
-    """Of the programs that have a metric."""
+    """Compute the figures of every program that has a metric and ran."""
 
     def request(program: ExecutorchProgram) -> Mapping[str, object]:
         folder = Folder(str(folder_of(compiled, program)))

@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 LOWERING, EMULATION = "test_lowering", "test_emulator"
-"""The stages."""
+"""These are the names of the stages."""
 
 COMPILED, RAN = "lowering", "emulator"
-"""The step whose files are programs, and the one whose figures are a program's."""
+"""The files of the first step are programs, and the figures of the second are a program's."""
 
 WORKER = "ci.lanes.executorch.worker"
 
@@ -77,7 +77,7 @@ UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 BUILD_ID = "build_id"
 
 LPAI_LIBRARY = "libQnnLpai.so"
-"""What compiles for the LPAI on this machine."""
+"""This library compiles for the LPAI on this machine."""
 
 LIBRARY_MISSING = "lpai-library"
 
@@ -86,15 +86,15 @@ LIBRARY_MISSING = "lpai-library"
 class ExecutorchPlan(Plan):
     programs: tuple[ExecutorchProgram, ...]
     environment: Mapping[str, str]
-    """Of the workers."""
+    """The workers run with these environment variables."""
     sdk: Path
     qnn: Mapping[str, str]
-    """What every program depends on of QNN: its build, and the digests of its libraries for this machine."""
+    """Every program depends on this of QNN: its build, and the digests of its libraries for this machine."""
     refused: dict[str, Finding]
-    """Programs that this SDK cannot compile at all, or that the stage cannot run."""
+    """This SDK cannot compile these programs at all, or the stage cannot run them."""
     executorch: Executorch = PROFILES_WHEEL
     runner: Runner | None = None
-    """None: nothing runs."""
+    """Runs programs; if it is None, nothing runs."""
 
     @property
     def build_id(self) -> str:
@@ -104,7 +104,7 @@ class ExecutorchPlan(Plan):
 def plan_of(
     programs: Sequence[ExecutorchProgram], selection: Selection, work: WorkOptions, name: str
 ) -> ExecutorchPlan:
-    """`name` is that of the folder of logs."""
+    """Return a plan; its logs are in the folder `name`."""
     socs = tuple(dict.fromkeys(program.soc for program in programs))
     environment = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), os.environ)
     environment.explain()
@@ -125,7 +125,7 @@ def plan_of(
 
 
 def plan_of_suite(programs: Sequence[ExecutorchProgram], options: StageOptions, stage: str) -> ExecutorchPlan:
-    """For one of the lane's stages."""
+    """Return the plan for one of the lane's stages."""
     plan = plan_of(programs, options.selection, options.work, stage.removeprefix("test_"))
     if stage != EMULATION:
         return plan
@@ -141,7 +141,8 @@ def plan_of_suite(programs: Sequence[ExecutorchProgram], options: StageOptions, 
 def refusals(
     programs: Sequence[ExecutorchProgram], sdk: Path, build_id: str
 ) -> Iterator[tuple[str, Finding]]:
-    """Refuse chips that are newer than every Hexagon library of the SDK, and those without an LPAI for it."""
+    """Refuse chips that are newer than every Hexagon library of the SDK, and chips for which it has no LPAI
+    compiler."""
     newest = max(sdk_arches(sdk), default=math.inf)
     for program in programs:
         name, soc = program.name, soc_named(program.soc)
@@ -167,7 +168,8 @@ def other_profile(program: ExecutorchProgram) -> str:
 def worker_step(
     plan: ExecutorchPlan, kind: str, work: str, asks: DataclassInstance = NOTHING, **more: Any
 ) -> Step[ExecutorchProgram]:
-    """What the function `work` of the worker does with each program's model, which it exports first."""
+    """Return a step in which the worker exports each program's model, and then calls its function `work` with
+    it."""
 
     def request(program: ExecutorchProgram) -> ModelRequest:
         return ModelRequest(**_fields_of(program.order), asks=asks, qnn=plan.qnn)
@@ -191,7 +193,8 @@ def _fields_of(order: ProgramOrder) -> dict[str, Any]:
 
 
 def lowering(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> Step[ExecutorchProgram]:
-    """With `crashes_on_cpu`, what the compiler crashes on stays on the CPU."""
+    """Return the step that compiles. With `crashes_on_cpu`, operators that crash the compiler stay on the
+    CPU."""
     asks = LoweringOptions(crashes_on_cpu=crashes_on_cpu)
     return worker_step(
         plan, COMPILED, "compiled", asks, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
@@ -205,12 +208,12 @@ def has_all_costs(program: ExecutorchProgram, result: Result) -> bool:
 
 
 def quantizing(plan: ExecutorchPlan) -> Step[ExecutorchProgram]:
-    """Ends with the quantized model."""
+    """Return the step that gives the quantized model."""
     return worker_step(plan, "quantized", "quantized", reply=Quantized, keeps_files=True)
 
 
 def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step[ExecutorchProgram]:
-    """Ends with the float model, with these rewrites where they match."""
+    """Return the step that gives the float model after these rewrites, each applied where it matches."""
     asks = NeededRewrites(needs=tuple(needs))
     return worker_step(plan, "rewritten", "rewritten", asks, reply=ModelRewrite, keeps_files=True)
 
@@ -220,7 +223,7 @@ def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
 
 
 def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:
-    """Of all runs of the case that are wanted."""
+    """Return the task that exports the program's case once for all of its runs in the plan."""
     alike = [row for row in plan.programs if _model_of(row) == _model_of(program)]
     runs = {row.run.name: row.order.whole_run for row in alike}
     order = ExportRequest(**_fields_of(program.order), runs=runs)
@@ -245,7 +248,8 @@ def _cost(program: ExecutorchProgram) -> Job:
 
 
 def compile_programs(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> dict[str, Result]:
-    """Programs for the LPAI are refused where its compiler is not; they can be quantized without it."""
+    """Compile the programs. Those for the LPAI are refused if its compiler is missing; they can still be
+    quantized."""
     library = Path("lib", HOST_LIBRARIES, LPAI_LIBRARY)
     for program in plan.programs:
         compiles = program.backend != "lpai" or (plan.sdk / library).is_file()
@@ -257,7 +261,8 @@ def compile_programs(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> d
 
 
 def run_step(step: Step[ExecutorchProgram]) -> dict[str, Result]:
-    """Of every program that is not refused, by name; its files are in the result's folder."""
+    """Run the step for every program that is not refused, and return the results by name; each has a folder
+    with its files."""
     plan = step.plan
     assert isinstance(plan, ExecutorchPlan)
     return run_cached_step(step, [program for program in plan.programs if program.name not in plan.refused])

@@ -1,4 +1,5 @@
-"""The suite: which models are lowered, how, for which chips, and what is expected of them."""
+"""The suite of this lane says which models are lowered, how, for which chips, and what is expected of
+them."""
 
 from __future__ import annotations
 
@@ -45,14 +46,15 @@ def _scheme(value: object) -> object:
 
 Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
 AS_IT_IS = ("fp16", "qdq")
-"""Schemes that do not quantize the model: it is float, or quantized already."""
+"""These schemes do not quantize the model: it is float, or quantized already."""
 UNOBSERVED_SCHEMES = (*AS_IT_IS, "fp16a8w")
-"""Activations in 16-bit floats need no observer. Of all others the least and the greatest values count, not
-the quantizer's default, a moving average."""
+"""These schemes need no observer of activations, which are 16-bit floats. All others take the least and the
+greatest value, instead of the moving average that is the quantizer's default."""
 
 
 class ModuleScheme(Model):
-    """Another precision for some of the model's modules, named as in named_modules() or by class."""
+    """Gives some of the model's modules another precision; they are named as in named_modules() or by
+    class."""
 
     precision: Scheme
     name: str = ""
@@ -172,7 +174,7 @@ class ExecutorchProgram(Program):
 
 
 def case_of(order: ProgramOrder) -> ExecutorchCase:
-    """With the order's run alone."""
+    """Return the order's case with only the order's run, for its chip alone."""
     run = {**order.whole_run, "socs": [order.soc]}
     return ExecutorchCase.model_validate_json(json.dumps({**order.whole_case, "run": [run]}))
 

@@ -62,7 +62,8 @@ if TYPE_CHECKING:
 
 
 def graph_of(chip_model: ChipModel) -> TorchGraph:
-    """The quantized model, or the float one where nothing is quantized, and the samples that are compared."""
+    """Return the quantized model, or the float one if nothing is quantized, and the samples that are
+    compared."""
     if chip_model.run.quantizes:
         module, _ = prepared_model(chip_model).quantized()
         return TorchGraph(module, chip_model.compared, QUANTIZED_MODEL)
@@ -71,7 +72,7 @@ def graph_of(chip_model: ChipModel) -> TorchGraph:
 
 
 class EmulatedTrial:
-    """Compiles a graph as a run says, and runs it."""
+    """Compiles a graph for the run's chip and precision, and runs it."""
 
     def __init__(self, chip_model: ChipModel, runner: Runner, folder: Path) -> None:
         self.chip_model, self.runner, self.folder = chip_model, runner, folder
@@ -123,8 +124,9 @@ def diverge(chip_model: ChipModel, request: DivergenceRequest) -> DivergenceResu
 def suspects_of(
     graph: TorchGraph, precision: str, soc: str, versions: Mapping[Product, str], program_db: float | None
 ) -> dict[str, list[str]]:
-    """The operators that can have a known fault, with these faults: the first of each fault before the second
-    ones, and before others what is measured to lose as much as the program does."""
+    """Return the operators that can have a known fault, with these faults. The first operator of each fault
+    comes before the second ones; before them come those that were measured to lose as much as the program
+    does."""
     ranked: list[tuple[tuple[int, float], str]] = []
     times: Counter[str] = Counter()
     faults: dict[str, list[str]] = {}
@@ -165,7 +167,7 @@ def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
 R = TypeVar("R")
 
 OPERATOR = "context"
-"""The name of a context binary in the program that it becomes."""
+"""A context binary has this name in the program that it becomes."""
 
 
 def prepare() -> None:
@@ -183,7 +185,8 @@ _asks_of = reader(dict[str, object])
 
 
 def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
-    """Work on a case's model. Relative paths of the user's code begin in its suite's folder."""
+    """Return a function that works on a case's model. Relative paths in the user's code begin in its suite's
+    folder."""
     request_of = reader(kind)
 
     def answer(request: Mapping[str, object]) -> dict[str, object]:

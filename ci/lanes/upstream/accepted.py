@@ -1,5 +1,5 @@
-"""What is accepted of each test on each chip (manifests/upstream/SUITE/accepted-PROFILE.json), and how a run
-differs from it."""
+"""The accepted result of each test on each chip (manifests/upstream/SUITE/accepted-PROFILE.json), and how a
+run differs from it."""
 
 from __future__ import annotations
 
@@ -38,56 +38,59 @@ Outcome = Literal[
 ]
 
 GONE = ("crash", "memory", "timeout")
-"""The process ended, so that nothing was measured."""
+"""With these outcomes the process ended, so that nothing was measured."""
 
 NOT_RUN = ("absent", "not_run")
 
 ALL_TESTS = "(all)"
-"""The subject of what is the same for all tests: by chip, the versions that were measured last."""
+"""Rows with this subject hold for all tests: for each chip, they name the versions that were measured
+last."""
 ANY_CHIP = "any"
-"""In place of a chip: what holds for chips on which a test was not measured."""
+"""Rows with this in place of a chip hold for chips on which a test was not measured."""
 CAUSE = "cause."
-"""Before an outcome: why a test ends so, in the words of a person, where the reasons do not say it."""
+"""This stands before an outcome in the key of a sentence that a person wrote: it explains the outcome if the
+reasons do not."""
 
 
 class AcceptedTest(Model):
-    """A test on one chip."""
+    """Holds the accepted result of a test on one chip."""
 
     outcome: Outcome = "passed"
     by_chance: bool = False
-    """It passes or ends like this by chance, with the same inputs."""
+    """Whether it passes or ends like this by chance, with the same inputs."""
     reasons: tuple[str, ...] = ()
-    """Those of `reasons_of`; none of a test that passes."""
+    """These are what `reasons_of` returned; a test that passes has none."""
     cost: tuple[float, int] | None = None
-    """Seconds of the processor, and megabytes; None of a test that was never measured."""
+    """The test took this many seconds of the processor, and megabytes; None if it was never measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedTests:
-    """Those of a suite on one chip. Runs of parts of a suite add up."""
+    """Holds the accepted tests of a suite on one chip. Results from runs of parts of the suite add up."""
 
     suite: str
     profile: str
     soc: str
     tests: Mapping[str, AcceptedTest] = field(default_factory=dict)
     causes: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """By test and outcome."""
+    """Maps a test and an outcome to the cause that a person wrote."""
     names: frozenset[str] = frozenset()
-    """Of the tests that the file has of any chip."""
+    """The file has these tests, for whichever chip."""
     origin: str = ""
-    """The versions that gave the last of them; empty if the chip was never measured."""
+    """Names the versions that were measured last; empty if the chip was never measured."""
 
     def of(self, test: str) -> AcceptedTest:
-        """A test of which nothing was accepted is expected to pass."""
+        """Return the accepted result; a test that has none is expected to pass."""
         return self.tests.get(test, AcceptedTest())
 
     def cause(self, test: str) -> str:
-        """Why it does not pass."""
+        """Return why the test does not pass."""
         row = self.of(test)
         return self.causes.get((test, row.outcome), "") or "; ".join(row.reasons) or row.outcome
 
     def changes(self, verdicts: Iterable[UpstreamVerdict], origin: str) -> dict[str, Values]:
-        """What the file gets of verdicts that are accepted. With other reasons, a cause is out of date."""
+        """Return the rows that accepting these verdicts writes. A cause is dropped if the reasons have
+        changed."""
         changes: dict[str, Values] = {ALL_TESTS: {self.soc: origin}}
         for verdict in verdicts:
             old = self.of(verdict.test)
@@ -107,7 +110,7 @@ class AcceptedTests:
 
 
 def other_reasons(old: Collection[str], new: Collection[str]) -> bool:
-    """Not where one of them is not known."""
+    """Whether both have reasons, and these differ; an unknown reason does not count."""
     before, now = set(map(words_of, old)), set(map(words_of, new))
     return bool(before and now) and before != now
 
@@ -121,7 +124,7 @@ def accepted_file(suite: str, profile: str) -> Path:
 
 
 def load_tests(suite: str, profile: str, soc: str) -> AcceptedTests:
-    """Without a file every test is expected to pass."""
+    """Read the accepted tests. Without a file every test is expected to pass."""
     file = load_accepted(accepted_file(suite, profile), "remove it; --accept writes it again")
     return tests_in(file, suite, profile, soc)
 
@@ -143,7 +146,8 @@ def tests_in(file: Accepted, suite: str, profile: str, soc: str) -> AcceptedTest
 
 
 def write(suite: str, profile: str, changes: Mapping[str, Values], tests: Collection[str]) -> None:
-    """Tests that the suite no longer has are removed, and causes of outcomes that no chip has."""
+    """Write the file, without tests that the suite no longer has, and without causes of outcomes that no chip
+    has."""
     path = accepted_file(suite, profile)
 
     def change(file: Accepted) -> Accepted:
@@ -164,25 +168,25 @@ def _unused_causes(values: Values) -> Values:
 GOOD_OR_NOT_RUN = ("passed", *NOT_RUN)
 
 LOGS_IN_REPORT = 25
-"""How many logs of surprises the report names; all logs are in the folder."""
+"""The report names this many logs of surprises; the folder has all logs."""
 
 
 def rules_of(stage: StageRun) -> str:
-    """What the names of its rules begin with."""
+    """Return what the names of its rules begin with."""
     return stage.stage.removeprefix("test_")
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What is expected of tests on one chip."""
+    """Says what is expected of tests on one chip."""
 
     accepted: AcceptedTests
     logs: Path
     of_another_release: bool = False
-    """Whether the tests are those of a tree of another release, with other costs and reasons."""
+    """Whether the tests are a tree of another release, which has other costs and reasons."""
 
     def unmeasured(self, tests: Collection[str]) -> int:
-        """How many have nothing that they could be compared with."""
+        """Count the tests that have nothing to be compared with."""
         return len(set(tests) - self.accepted.tests.keys())
 
     def outcome_of(self, test: str) -> str:
@@ -196,8 +200,8 @@ class Judge:
         )
 
     def changes(self, verdict: UpstreamVerdict) -> list[tuple[str, bool]]:
-        """Reasons that were others when they were accepted, and whether that is worse. A reason that is gone
-        makes nothing worse."""
+        """Return the reasons that have changed since they were accepted, and whether that is worse. A reason
+        that is gone makes nothing worse."""
         if self.ends_by_chance(verdict.test) or self.of_another_release:
             return []
         old, new = self.accepted.of(verdict.test).reasons, reasons_of(verdict)
@@ -207,14 +211,14 @@ class Judge:
         return [(text, not set(map(words_of, new)) < set(map(words_of, old)))]
 
     def passes_by_chance(self, verdict: UpstreamVerdict) -> bool:
-        """Such a pass does not replace a failure that was accepted."""
+        """Whether it passes only by chance: such a pass does not replace an accepted failure."""
         return verdict.outcome == "passed" and self.ends_by_chance(verdict.test)
 
     def ends_by_chance(self, test: str) -> bool:
         return self.accepted.of(test).by_chance
 
     def findings(self, stage: StageRun, verdicts: Iterable[UpstreamVerdict]) -> None:
-        """A note for every test that is accepted as it fails, an error for every surprise."""
+        """Return a note for every failure that was accepted, and an error for every surprise."""
         rules, verdicts = rules_of(stage), sorted(verdicts, key=lambda row: row.test)
         if verdicts and self.of_another_release and all(row.outcome in NOT_RUN for row in verdicts):
             message = f"none of {len(verdicts)} tests ran: {verdicts[0].reason}"
@@ -269,7 +273,7 @@ class Judge:
             stage.artifacts.append(Artifact.of("log", log))
 
     def gone(self, tests: Collection[str]) -> list[str]:
-        """What is accepted and the suite no longer has."""
+        """Return the accepted tests that the suite no longer has."""
         return [] if self.of_another_release else sorted(self.accepted.names.difference(tests))
 
     def _to_run(self, stage: StageRun, verdict: UpstreamVerdict) -> Fix:
@@ -296,7 +300,7 @@ class Judge:
         return nearest(f"{tail(self.logs / f'{verdict.test}.log')}\n{verdict.reason}\n")
 
     def counts(self, verdicts: Iterable[UpstreamVerdict]) -> dict[str, int]:
-        """Each verdict counts once, as passed, failed, not run or expected failure."""
+        """Count each verdict once: passed, failed, not run, or expected failure."""
         names = ("passed", "failed", "not_run", "expected_failures", "unexpected_passes", "cached")
         total = dict.fromkeys(names, 0)
         for verdict in verdicts:
@@ -312,7 +316,7 @@ class Judge:
         return total
 
     def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], origin: str) -> Judge:
-        """Accept these verdicts. Other tests keep what they have, and those that the suite no longer has are
+        """Accept these verdicts. Other tests keep what was accepted; tests that the suite no longer has are
         removed."""
         accepted = self.accepted
         write(accepted.suite, accepted.profile, accepted.changes(verdicts, origin), tests)
@@ -320,7 +324,7 @@ class Judge:
 
 
 def _with_assertion(reason: str, verdict: UpstreamVerdict) -> str:
-    """What was asserted, where the reason is only the end of a longer error."""
+    """Add what was asserted, if the reason is only the end of a longer error."""
     errors = [
         line.strip() for _, error in verdict.problems[:1] for line in error.splitlines() if line.strip()
     ]

@@ -24,7 +24,8 @@ from provisioning.base.units import EXACT_DB, bound_in_decibels
 
 @dataclass(slots=True)
 class UpstreamComparison:
-    """What a test compared: the SQNR in dB, None if shapes or types differ, and what the test said of it."""
+    """Holds what a test compared: the SQNR in dB, None if shapes or types differ, and what the test itself
+    concluded."""
 
     figure: float | None
     agrees: bool = False
@@ -32,13 +33,13 @@ class UpstreamComparison:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What is replaced in ExecuTorch, because none of its options, fixtures or variables does it."""
+    """Replaces a function of ExecuTorch, if none of its options, fixtures or variables can do it."""
 
     where: str
-    """MODULE:NAME below executorch.backends."""
+    """Names the function, as MODULE:NAME below executorch.backends."""
     why: str
     by: Callable[[Any], Any]
-    """From what was there."""
+    """Gets the original function and returns its replacement."""
 
     def apply(self) -> None:
         module, _, path = self.where.partition(":")
@@ -56,7 +57,7 @@ class DefaultAdapter:
 
     def __init__(self) -> None:
         self.comparisons: list[UpstreamComparison] = []
-        """Those of the test since the last report."""
+        """The current test has made these comparisons since the last report."""
 
     def replacements(self) -> Iterable[Replacement]:
         return ()
@@ -73,15 +74,17 @@ class DefaultAdapter:
         return True
 
     def skip_reason(self, item: pytest.Item) -> str:
-        """Why this test says nothing of what it is named for; it is not run then."""
+        """Return why this test does not test what it is named for, so that it is skipped; empty if it
+        does."""
         return ""
 
     def parts(self, item: pytest.Item) -> list[Part]:
-        """The result of each part of a test, read before the test is torn down; none: its reports tell."""
+        """Return the result of each part of a test, read before the test is torn down; if there are none,
+        pytest's reports decide."""
         return []
 
     def watching(self, where: str) -> Replacement:
-        """Note the figure of what this function compares: its second and third argument."""
+        """Replace this function by one that also notes how near its second and third argument are."""
         why = "a test says whether its outputs are near enough, and not how near"
         return Replacement(where, why, self._watched)
 
@@ -99,14 +102,14 @@ class DefaultAdapter:
 
 
 class ComparingAdapter(DefaultAdapter):
-    """test_qnn_delegate_x86.py, which sets itself up."""
+    """Serves test_qnn_delegate_x86.py, which sets itself up."""
 
     def replacements(self) -> Iterable[Replacement]:
         return [self.watching("qualcomm.tests.utils:TestQNN._assert_outputs_equal")]
 
 
 class DelegateAdapter(ComparingAdapter):
-    """The classes of test_qnn_delegate.py, which its own command line sets up."""
+    """Serves the classes of test_qnn_delegate.py, which its own command line sets up."""
 
     def replacements(self) -> Iterable[Replacement]:
         target = "qualcomm.tests.utils:TestQNN.target"
@@ -125,7 +128,7 @@ class DelegateAdapter(ComparingAdapter):
 
 
 class Rework(DefaultAdapter):
-    """Qualcomm's newer tests: they look for the runner in a folder build-x86."""
+    """Serves Qualcomm's newer tests, which look for the runner in a folder build-x86."""
 
     arguments = ("-k", "not gpu and not lpai")
 
@@ -177,11 +180,12 @@ class Feature(Rework):
 
 
 LOWERING = ("qnn_preprocess", "generate Qnn context binary", "to_edge_transform_and_lower", "to_backend")
-"""Where an exception comes from if lowering fails."""
+"""An exception comes from one of these if lowering fails."""
 
 
 def least_db(computed: Iterable[Any], reference: Iterable[Any]) -> float | None:
-    """NaN if the one has a NaN where the other has none; None if their shapes differ."""
+    """Return the lowest SQNR; NaN if one output has a NaN where the other has none; None if their shapes
+    differ."""
     try:
         pairs = [
             Pair(str(i), e.detach().float(), c.detach().float())
@@ -195,7 +199,8 @@ def least_db(computed: Iterable[Any], reference: Iterable[Any]) -> float | None:
 
 
 def least_of(figures: Iterable[float]) -> float | None:
-    """None if there is none; NaN if one is, as min() of a NaN and a number depends on their order."""
+    """Return the least figure; None if there is none; NaN if one is NaN, because min() would depend on their
+    order."""
     values = list(figures)
     return math.nan if any(map(math.isnan, values)) else min(values, default=None)
 
@@ -203,7 +208,8 @@ def least_of(figures: Iterable[float]) -> float | None:
 def part(
     result: str, sqnr_db: float | None = None, cpu: Iterable[str] = (), error: str = "", name: str = ""
 ) -> Part:
-    """With what is the same in each process."""
+    """Return a part whose figures and error are the same in every process: rounded, and without addresses of
+    memory."""
     return Part(result, rounded(sqnr_db), tuple(cpu), name, ADDRESS.sub("0x…", error))
 
 
@@ -212,7 +218,8 @@ def rounded(figure: float | None) -> float | None:
 
 
 def why_unheld(figure: float | None) -> str:
-    """Why a test that passed with outputs of this SQNR says nothing of them; empty if it does."""
+    """Return why a test that passed with outputs of this SQNR shows nothing about them; empty if it does show
+    something."""
     if figure is None or figure >= WRONG_DB:
         return ""
     if not math.isfinite(figure) or figure <= -EXACT_DB:
@@ -221,14 +228,14 @@ def why_unheld(figure: float | None) -> str:
 
 
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
-"""Of memory: another in each process."""
+"""Matches an address of memory, which differs in each process."""
 
 
 ORDER = (
     *("crash", "memory", "timeout", "dies", "wrong", "failed", "absent", "bad_test", "no_kernel", "not_run"),
     *("cpu", "part", "float", "whole", "passed"),
 )
-"""From the worst result of a part to the best."""
+"""Orders a part's results from the worst to the best."""
 
 
 def worst(parts: Iterable[Part]) -> str:

@@ -1,6 +1,5 @@
-"""What ExecuTorch's QNN tests want and do not get: heavy modules that are not installed, and the network.
-
-A stand-in for a module can be imported and its names bound. Using one raises `NotAvailableHere`, so that a
+"""ExecuTorch's QNN tests want heavy modules that are not installed, and the network; they get stand-ins. A
+stand-in for a module can be imported and its names bound. Using one raises `NotAvailableHere`, so that a
 missing module does not count as a failed test. An installed module is never replaced."""
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def define_vision_operators() -> None:
 
 
 def refuse_network() -> None:
-    """Permanently: a verdict must not depend on a server, nor a test run what it downloads. The error is no
-    OSError, after which some libraries try again and again."""
+    """Refuse the network for good: a verdict must not depend on a server, nor a test run what it downloads.
+    The error is no OSError, because some libraries try again and again after one."""
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):
         os.environ.pop(proxy, None)
         os.environ.pop(proxy.upper(), None)

@@ -39,24 +39,24 @@ from provisioning.base.stage_run import StageRun
 from provisioning.environment import resolve
 
 UNKNOWN_COST = (5.0, 900)
-"""Seconds and megabytes of a test that was never measured."""
+"""A test that was never measured is assumed to take this many seconds and megabytes."""
 
 RUNNER_MEMORY = 256 << 20
-"""Memory beside the worker's own."""
+"""A test's job is assumed to need this many bytes beside the worker's own memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamPlan(WorkPlan):
     programs: tuple[Job, ...]
-    """The chosen tests with their costs, what they run on, and the expected results."""
+    """Each chosen test is a job with its cost."""
 
     suite: UpstreamSuite
     machinery: SuiteKeyContext
     home: Home
-    """Of the processes that run them; it has collected them."""
+    """The workers that run the tests start from this; it has collected them already."""
     judge: Judge
     usual: AcceptedTests
-    """What tests cost on the default chip, for those that were not measured on this one."""
+    """Tests that were not measured on this chip are assumed to cost as on the default one."""
     slots: int
     tests: tuple[str, ...] = ()
 
@@ -65,16 +65,17 @@ class UpstreamPlan(WorkPlan):
         return Job(test, seconds, (megabytes << 20) + RUNNER_MEMORY)
 
     def cost(self, test: str) -> tuple[float, int] | None:
-        """None if it was never measured, on this chip or the default one."""
+        """Return the test's cost; None if it was never measured, on this chip or the default one."""
         return self.judge.accepted.of(test).cost or self.usual.of(test).cost
 
 
 QUIET = ("passed", "bad_test", "absent", "not_run", "expected_failure")
-"""Outcomes that are printed in small letters."""
+"""These outcomes are printed in small letters."""
 
 
 def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step[Job]:
-    """A surprise runs again each time, so that its log and files can be read; not to be accepted."""
+    """Return the step that runs tests. A surprise runs again each time, so that its log and files can be
+    read, unless it is to be accepted."""
 
     def is_surprise(test: Job, result: Result) -> bool:
         return plan.judge.is_surprise(verdict_of(test.name, result))
@@ -88,7 +89,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step[Job]:
         return Line(word + ("!" if surprise else ""), note, verdict.seconds)
 
     def crash_of(test: Job, failure: Failure, folder: Path) -> dict[str, object] | None:
-        """Whether a crash is expected is judged as of any other result."""
+        """Return the verdict of a test that crashed the process; like any result, a crash may be expected."""
         if not failure.is_own_crash:
             return None
         message = failure.ending
@@ -133,10 +134,10 @@ class UpstreamOptions(StageOptions):
 
 
 JudgedBy = Callable[[AcceptedTests, Path], Judge]
-"""What judges a suite on a chip; the path is that of its logs."""
+"""Returns the judge of a suite on a chip; the path is where its logs are."""
 
 START_LIMIT = 300.0
-"""Seconds for a list of tests."""
+"""Listing the tests may take this many seconds."""
 
 
 def prepare(
@@ -145,8 +146,8 @@ def prepare(
     environ: Mapping[str, str],
     judged_by: JudgedBy,
 ) -> list[UpstreamPlan]:
-    """The suites with tests that the flags choose. All are listed before the first test runs, so that a
-    mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
+    """Find the suites with tests that the flags choose. All are listed before the first test runs, so that a
+    mistyped expression does not cost hours. An expression need match in only one of several suites."""
     choice = options.choice
     plans = {suite.name: make_plan(suite, options, environ, judged_by) for suite in suites}
     slots = options.work.jobs or default_slots()
@@ -180,7 +181,7 @@ def make_plan(
     environ: Mapping[str, str],
     judged_by: JudgedBy,
 ) -> UpstreamPlan:
-    """Everything except the list of tests, which may need a worker."""
+    """Make everything except the list of tests, which may need a worker."""
     selection, work = options.selection, options.work
     qnn_environment = resolve(selection, environ)
     executorch = use_executorch(qnn_environment)
@@ -224,27 +225,25 @@ def make_plan(
 
 
 def choose(plan: UpstreamPlan, choice: Choice, tests: Sequence[str], *, sample: bool) -> list[Job]:
-    """The tests that the flags name, sorted."""
+    """Return the tests that the flags name, sorted."""
     matches = matcher(choice.words, whole_name=True)
     jobs = [plan.job(test) for test in (sample_of(tests) if sample else tests) if matches(test)]
     return sorted(shard(jobs, *parse_shard(choice.shard or "1/1")), key=lambda job: job.name)
 
 
 SAMPLE = 40
-"""Of so many tests, `--sample` has one."""
+"""`--sample` runs one test in this many."""
 
 
 def sample_of(tests: Sequence[str]) -> Sequence[str]:
-    """A few. A hash chooses the same tests each time, and other tests that come or go do not change the
-    choice."""
+    """Return a few of the tests. A hash chooses the same ones each time, and tests that come or go do not
+    change the choice."""
     hashes = ((test, int(sha256(test.encode()).hexdigest(), 16)) for test in tests)
     return [test for test, number in hashes if number % SAMPLE == 0] or tests[:1]
 
 
 def list_tests(plan: UpstreamPlan) -> list[str]:
-    """Every test of the suite.
-
-    The list is no verdict, so --no-cache does not apply."""
+    """Return every test of the suite. The list is no verdict, so --no-cache does not apply."""
     home, store = plan.home, plan.selection.store
     results = CachedResults(store, "lists of tests")
     request = plan.machinery.request(plan.suite, "")
@@ -264,7 +263,7 @@ def list_tests(plan: UpstreamPlan) -> list[str]:
 
 
 Verdicts = Mapping[str, UpstreamVerdict]
-"""On the tests of a suite, by test."""
+"""Maps each test of a suite to its verdict."""
 
 
 Kept = Callable[[StageRun, UpstreamPlan, Judge, Verdicts], None]

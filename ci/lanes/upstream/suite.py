@@ -60,7 +60,7 @@ class UpstreamSuite(Model):
 
     @property
     def folder(self) -> str:
-        """Of its logs, below the reports."""
+        """Name the folder of the suite's logs, below the reports."""
         kind = self.stage.removeprefix("test_")
         return kind if kind == self.name else f"{kind}/{self.name}"
 
@@ -110,9 +110,9 @@ class SuiteRequest:
     """A test of a suite, or all, and what they run on."""
 
     test: str
-    """Empty: all."""
+    """Names the test; empty stands for all."""
     row: Mapping[str, Metric]
-    """Of the suite, in the table of suites."""
+    """The suite has this row in the table of suites."""
     soc: str
     qnn: Mapping[str, str]
     runner: RunnerOrder
@@ -142,7 +142,7 @@ class SuiteKeyContext:
         return self.qnn["build_id"]
 
     def request(self, suite: UpstreamSuite, test: str) -> SuiteRequest:
-        """To run a test, or to list all of a suite."""
+        """Return the request to run a test, or to list all tests of a suite."""
         from ci.work.child import declared, table
 
         tests = str(self.tests)
@@ -163,7 +163,7 @@ class SuiteKeyContext:
         return f"executorch {self.versions['executorch']}, QNN {self.build_id}"
 
     def is_of_another_release(self, origin: str) -> bool:
-        """Whether this is a user's own tree, and not of the release that was measured."""
+        """Whether this is a user's own tree of another release than the measured one."""
         release, _, commit = self.versions["executorch"].partition("+")
         same = (f"executorch {release},", f"executorch {release}+")
         return bool(commit and origin) and not origin.startswith(same)
@@ -202,7 +202,7 @@ def machinery(
 def worker_environment(
     qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
 ) -> dict[str, str]:
-    """The variables that ExecuTorch's QNN tests are run with."""
+    """Return the variables that ExecuTorch's QNN tests are run with."""
     from ci.work.child import closed, declared, table
 
     return {
@@ -227,10 +227,10 @@ def _version(package: str) -> str:
 
 
 BY_CHANCE = ("memory", "timeout")
-"""Outcomes of which a process says something else each time."""
+"""With these outcomes a process reports something else each time."""
 
 OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
-"""Outcomes that are not those of a part."""
+"""Only a whole test has these outcomes, never a part of it."""
 
 GUILTY = re.compile(rf"(?:{CRASHES}|; and of )(\S+) \(")
 
@@ -242,7 +242,7 @@ class TestNames:
 
 @dataclass(frozen=True, slots=True)
 class TestOrder:
-    """What a process gets that runs a test."""
+    """Says what a process does to run a test."""
 
     test: str
     into: Path
@@ -250,7 +250,7 @@ class TestOrder:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One model or subtest of a test: its result and its least SQNR in dB."""
+    """Holds the result and the least SQNR in dB of one model or subtest of a test."""
 
     result: str
     sqnr_db: float | None = None
@@ -278,13 +278,14 @@ class UpstreamVerdict:
     peak: int = 0
     cached: bool = False
     fix: str = ""
-    """Of what the machine is to blame for: it says nothing about the test."""
+    """Says what to do if the machine is to blame, and the result says nothing about the test; otherwise
+    empty."""
 
 
 def reasons_of(verdict: UpstreamVerdict) -> tuple[str, ...]:
-    """Why a test fails, as accepted and compared: the operators that crash the compiler, a missing module, a
-    signal, the first line of an error. Each part of a test may have a reason of its own. Wrong outputs have
-    their figures instead."""
+    """Return why a test fails, as it is accepted and compared: the operators that crash the compiler, a
+    missing module, a signal, the first line of an error. Each part of a test may have its own reason. Wrong
+    outputs have figures instead."""
     if verdict.outcome in BY_CHANCE:
         return ()
     errors = [part.error for part in verdict.parts if part.error and part.result != "wrong"]

@@ -1,4 +1,4 @@
-"""What the processes that run upstream tests do: pytest collects them in one, and each fork runs one."""
+"""The processes that run upstream tests: pytest collects them in one, and each fork runs one."""
 
 from __future__ import annotations
 
@@ -34,33 +34,34 @@ from ci.work.plain import as_json, read
 SEED = 0
 
 COLLECT_AFTER = 500_000
-"""How many new objects trigger the garbage collector within a test: exporting creates many, and little
+"""The garbage collector runs within a test after this many new objects: exporting creates many, and little
 garbage."""
 
 ARGUMENTS = (
     *("-c", os.devnull, "--assert=plain", "--tb=native", "--capture=no", "--quiet"),
     *(word for name in ("cacheprovider", "logging", "timeout", "warnings") for word in ("-p", f"no:{name}")),
 )
-"""Ignore the folder's configuration, and plugins that rewrite, capture or have time limits of their own."""
+"""These arguments make pytest ignore the folder's configuration, and plugins that rewrite, capture or have
+time limits of their own."""
 
 
 OUTCOMES = {"dies": "dies", "wrong": "wrong", "bad_test": "bad_test", "no_kernel": "not_run"}
-"""What the worst part of a test makes of it. Of the other results, the reports decide."""
+"""The worst part of a test decides its outcome so. Other results are decided by the reports."""
 
 TESTS_NOTHING = ("bad_test", "no_kernel")
-"""A part with this result raises nothing: what is raised beside it is a failure of its own."""
+"""A part with this result raises no error: an error that is raised beside it is a failure of its own."""
 
 NOT_HERE = ("ModuleNotFoundError", "ci.lanes.upstream.shims.NotAvailableHere")
-"""Errors of tests that want what is not here."""
+"""A test raises one of these errors if it wants what is not installed here."""
 
 NO_TOOL = (
     (re.compile(r"/x86_64-linux-clang/([\w.-]+): No such file or directory"), "this QNN SDK does not have"),
     (re.compile(r"ExecutableNotFound: failed to execute PosixPath\('([\w.-]+)'\)"), "is not installed"),
 )
-"""What errors say of programs that are not there."""
+"""Errors about missing programs match one of these."""
 
 MEMORY_LIMIT = 12 << 30
-"""Bytes that one test may allocate. The largest that passes takes a third of it."""
+"""One test may allocate this many bytes. The largest that passes takes a third of it."""
 
 
 class Recorder:
@@ -78,7 +79,7 @@ class Recorder:
         self.adapter.comparisons = []
 
     def all_parts(self) -> list[Part]:
-        """What the adapter knows of the parts, else one for each subtest, else one for the test."""
+        """Return the parts that the adapter knows, else one for each subtest, else one for the test."""
         calls = [
             (report, comparisons)
             for report, comparisons in zip(self.reports, self.comparisons, strict=True)
@@ -104,7 +105,7 @@ class Recorder:
 
 
 class Tests:
-    """The collected tests of a suite by name, and the way to run one."""
+    """Holds the collected tests of a suite by name, and runs one."""
 
     def __init__(self, suite: UpstreamSuite) -> None:
         # pytest.main would run all tests; pytest-xdist creates its session in the same way.
@@ -172,7 +173,8 @@ def _adapter_of(suite: UpstreamSuite) -> adapters.DefaultAdapter:
 
 
 def _name(item: pytest.Item, place: Path) -> str:
-    """Class and function; of a folder's tests the file before them. A slash is no part of a file's name."""
+    """Name a test by class and function; in a folder's tests the file comes first. A file's name has no
+    slash."""
     words = item.nodeid.replace("/", "-").split("::")[1:]
     return ".".join([item.path.stem, *words] if place.is_dir() else words)
 
@@ -180,9 +182,8 @@ def _name(item: pytest.Item, place: Path) -> str:
 def verdict_of(
     test: str, reports: Sequence[pytest.TestReport], touched: Sequence[str], parts: Sequence[Part]
 ) -> UpstreamVerdict:
-    """The outcome and its reason. A test that fails after it used an absent module has outcome absent.
-
-    Where parts are told apart, the worst of them decides, as skips of upstream hide bad tests."""
+    """Return the outcome and its reason. A test that fails after it used an absent module is absent. If parts
+    are told apart, the worst of them decides, because upstream's skips hide bad tests."""
     problems = [(_subtest(report), _error(report)) for report in reports if report.failed]
     xfails = [report for report in reports if report.skipped and hasattr(report, "wasxfail")]
     skipped = [report for report in reports if report.skipped and not hasattr(report, "wasxfail")]
@@ -217,7 +218,7 @@ def verdict_of(
 
 
 def part_of_report(report: pytest.TestReport, comparisons: Sequence[adapters.UpstreamComparison]) -> Part:
-    """A test or subtest as a part: how it ended, and the least figure of what it compared."""
+    """Return a test or subtest as a part: how it ended, and the least figure that it compared."""
     figure = adapters.least_of(
         comparison.figure for comparison in comparisons if comparison.figure is not None
     )
@@ -237,7 +238,7 @@ def part_of_report(report: pytest.TestReport, comparisons: Sequence[adapters.Ups
 
 
 def _subtest(report: pytest.TestReport) -> str:
-    """The description of the subtest that this report is about, such as `(i=1)`; else empty."""
+    """Return the description of the subtest that this report is about, such as `(i=1)`; else empty."""
     describe = getattr(report, "_sub_test_description", None)
     return str(describe()) if describe else ""
 
@@ -262,7 +263,7 @@ class _KeptDirectory(tempfile.TemporaryDirectory[str]):
 
 
 collected: list[Tests] = []
-"""Of the suite of this process: its forks run one each."""
+"""This process has collected these tests of its suite; each fork runs one."""
 
 
 def prepare(suite: str, logs: str) -> None:
@@ -302,7 +303,7 @@ def list_tests(_: Mapping[str, object]) -> dict[str, object]:
 
 
 def run_test(request: Mapping[str, object]) -> dict[str, object]:
-    """Raises InTrouble."""
+    """Run the test and return its verdict. Raises InTrouble if the machine is to blame."""
     import torch
 
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
