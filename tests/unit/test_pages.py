@@ -22,6 +22,7 @@ HELD = {
     'docs/chips.md: qnn-ci chips "Galaxy S25"',
     'docs/chips.md: qnn-ci chips "Galaxy S24"',
     "docs/chips.md: qnn-ci validate --soc 618",
+    "docs/model.md: qnn-ci compile net.py:model --precision fp16 --soc SM875O -o out --json",
     "docs/signing.md: qnn-ci sign_lpai --soc SM8650",
     "docs/onnx.md: qnn-ci compile net.onnx --option htp_perfomance_mode=burst -o out",
     "docs/upgrades.md: qnn-ci report --reports after --against before",
@@ -35,6 +36,7 @@ def test_a_page_shows_what_is_printed(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(conv_model(), tmp_path / "net.onnx")
+    (tmp_path / "net.py").write_text("def model(): ...", encoding="utf-8")
     log = failure_rules()["datatypes-mismatch"].example
     (tmp_path / "build.log").write_text(log, encoding="utf-8")
     for name, build in (("before", "2.51.0"), ("after", "2.49.40")):
