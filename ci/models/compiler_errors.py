@@ -1,5 +1,5 @@
-"""What an error of torch or ExecuTorch says of a model: the step of the compiler that failed, the operator
-that it failed at, and that operator's line."""
+"""Explain an error of torch or ExecuTorch: name the compiler's step that failed, the operator that it failed
+at, and the line of the model with that operator."""
 
 from __future__ import annotations
 
@@ -32,46 +32,47 @@ if TYPE_CHECKING:
 
 NAMED_FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
 NODE_AND_SCHEMA = re.compile(r"^Node \S+ with op .* -> .*(?=was not )")
-"""How ExecuTorch begins a message about a node, which ours names already."""
+"""ExecuTorch begins a message about a node so; our own message names the node already."""
 ONE_WEIGHT = Fix(
     "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
     ' self.register_buffer("kernel", kernel, persistent=False); {} writes the model so',
     session("repair", "MODEL", "-o", "DIR"),
 )
-"""Of a layer quantized per channel: what is computed in the graph has one scale for the whole."""
+"""This is the fix for a layer quantized per channel whose weight is computed: a computed weight has one scale
+as a whole."""
 PASS = re.compile(r"An error occurred when running the '\w+' pass")
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 STEPS_OF = ("executorch/", "torchao/")
-"""The packages whose functions are steps of the compiler."""
+"""Functions of these packages are steps of the compiler."""
 
 
 def described(error: BaseException) -> str:
-    """The exception and the line of the user's code that raised it."""
+    """Return the exception and the line of the user's code that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip()
     return f"{text}{users_line(traceback.extract_tb(error.__traceback__))}"
 
 
 @dataclass(frozen=True, slots=True)
 class CompilerStep:
-    """A function of the compiler, such as a pass of ExecuTorch."""
+    """A step is a function of the compiler, such as a pass of ExecuTorch."""
 
     name: str
     source: str
-    """FILE:LINE, below the folder of installed packages."""
+    """It is FILE:LINE, relative to the folder of installed packages."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source})"
 
 
 def compiler_step(function: Callable[..., Any], name: str = "") -> CompilerStep:
-    """The step that a function of the compiler is."""
+    """Describe a function of the compiler as a step."""
     code = inspect.unwrap(function).__code__
     return CompilerStep(name or function.__name__, _below_packages(code.co_filename, code.co_firstlineno))
 
 
 def failed_step(error: BaseException) -> CompilerStep | None:
-    """The step that raised the exception; None if the compiler had no part in it. Its line is the innermost
-    one of the compiler."""
+    """Return the step that raised the exception, at the innermost line of the compiler; None if no function
+    of the compiler was running."""
     frames = [*traceback.walk_tb(_causes(error)[-1].__traceback__)]
     frames = [(frame, line) for frame, line in frames if _is_of_compiler(frame)]
     if not frames:
@@ -86,7 +87,7 @@ def _is_of_compiler(frame: FrameType) -> bool:
 
 
 def _pass_at_work(frames: Sequence[tuple[FrameType, int]]) -> str:
-    """The class of the innermost pass; empty if there is none."""
+    """Return the class of the innermost pass; empty if there is none."""
     from torch.fx.passes.infra.pass_base import PassBase
 
     for frame, _ in reversed(frames):
@@ -106,8 +107,8 @@ def _below_packages(path: str, line: int) -> str:
 
 
 def explained(error: BaseException) -> tuple[str, str]:
-    """The cause, with the compiler's step and the user's line, and a fix if known. The full text belongs in
-    the log."""
+    """Return the cause, with the compiler's step and the user's line, and a fix if one is known. The full
+    text belongs in the log."""
     node = node_at_hand(error)
     place = _place_of(error, node)
     if rule := known_of(error):
@@ -131,7 +132,8 @@ def explained(error: BaseException) -> tuple[str, str]:
 
 
 def node_at_hand(error: BaseException) -> Node | None:
-    """The operator that the compiler had at hand; none where the error itself names a line of the user's."""
+    """Return the operator that the compiler was working on; None if the error itself names a line of the
+    user's code."""
     if _named_line(error):
         return None
     frames = [*traceback.walk_tb(_causes(error)[-1].__traceback__)][::-1]
@@ -140,7 +142,7 @@ def node_at_hand(error: BaseException) -> Node | None:
 
 
 def _place_of(error: BaseException, node: Node | None) -> str:
-    """The user's line, in brackets; empty if it is not known."""
+    """Return the user's line, in brackets; empty if it is not known."""
     if line := _named_line(error):
         return f" ({line})"
     if node is not None:
@@ -149,7 +151,8 @@ def _place_of(error: BaseException, node: Node | None) -> str:
 
 
 def _named_line(error: BaseException) -> str:
-    """The last line of the user's, or of a library of models, that an error names; empty if it names none."""
+    """Return the last line of the user's code, or of a library of models, that an error names; empty if it
+    names none."""
     lines = [
         f"{relative_path(file)}:{line}"
         for file, line in NAMED_FRAME.findall("\n".join(str(cause) for cause in _causes(error)))
@@ -159,7 +162,7 @@ def _named_line(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error, and those that it was raised from."""
+    """Return the error and its chain of causes, the root cause last."""
     errors = [error]
     while errors[-1].__cause__ is not None:
         errors.append(errors[-1].__cause__)
@@ -167,12 +170,14 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def known_of(error: BaseException) -> Explanation | None:
-    """What the rules know of an error of torch or ExecuTorch, and of those that it was raised from."""
+    """Return the rule that matches an error of torch or ExecuTorch, or one of its causes; None if there is
+    none."""
     return of_model("".join("".join(traceback.format_exception_only(cause)) for cause in _causes(error)))
 
 
 def _node_of_frames(frames: Iterable[tuple[FrameType, int]]) -> Node | None:
-    """The operator with a line of the model's that a pass of the compiler had at hand when it failed."""
+    """Return the operator that a pass of the compiler was working on when it failed, if it has a line of the
+    model."""
     from torch.fx import Node
 
     for frame, _ in frames:
@@ -183,7 +188,8 @@ def _node_of_frames(frames: Iterable[tuple[FrameType, int]]) -> Node | None:
 
 
 def _node_of_line(frame: FrameType, line: int) -> Node | None:
-    """Of the code that torch writes for a graph: the operator there, if it has a line of the model's."""
+    """Return the operator at a line of the code that torch generates for a graph, if it has a line of the
+    model."""
     from torch.fx import GraphModule
 
     module = frame.f_locals.get("self")

@@ -1,9 +1,8 @@
-"""A model from a .pt2, as torch.export.save wrote it: loading one may run code in it. And the digest of an
-exported model, which is what the cache knows it by.
+"""Load a model from a .pt2 that torch.export.save wrote (loading one may run code in it), and take the digest
+by which the cache knows an exported model.
 
-The digest is taken over values, never over paths or times: the graph with its nodes' names, the signature,
-the ranges of sizes, and each tensor. Source lines are none of it: a comment or a move of the file changes
-nothing."""
+The digest covers values, never paths or times: the graph with its nodes' names, the signature, the ranges of
+sizes, and each tensor. Source lines are left out: a comment or a move of the file changes nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class Positional(nn.Module):
 
 
 def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, str]]]:
-    """The model, its example inputs, and notes as rule and message."""
+    """Return the model, its example inputs, and notes as rule and message."""
     program = _load(path)
     if program.dialect == "ATEN":
         raise BadFactory(
@@ -69,7 +68,7 @@ def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, 
 
 
 def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
-    """Put a model with exported modules into eval mode; returns what the author should know of them."""
+    """Put a model with exported modules into eval mode, and return what the author should know about them."""
     from torchao.quantization.pt2e import move_exported_model_to_eval
 
     notes = []
@@ -120,7 +119,8 @@ def _load(path: Path) -> Any:
 
 
 def _drop_counters(model: Any) -> None:
-    """In training, batch norms count their calls. In eval mode the counters are not needed."""
+    """Remove the nodes by which batch norms count their calls in training mode; eval mode does not need
+    them."""
     for node in list(model.graph.nodes):
         if node.op == "call_function" and node.args and str(node.args[0]).endswith("num_batches_tracked"):
             node.replace_all_uses_with(node.args[0])
@@ -136,18 +136,20 @@ def _in_training(graph: Any) -> bool:
 
 
 SEEN = frozenset({"aten", "prim", "prims", "quantized_decomposed", "higher_order"})
-"""Namespaces of torch's own operators. What another's operator computes, its name does not say."""
+"""These are the namespaces of torch's own operators. The name of another operator does not say what it
+computes."""
 
 PLAIN_MODULES = ("_operator", "builtins", "math", "torch", "torch.sym")
-"""Of functions in a graph that are no operators: arithmetic of sizes, and reading an element."""
+"""Functions of these modules may be in a graph without being operators: they compute sizes, or read an
+element."""
 
 
 class NoDigest(Exception):
-    """Two models that differ could have one digest: what was compiled of this one is not looked up."""
+    """Two different models could have the same digest, so no cached program is looked up for this one."""
 
 
 def digest_of(program: torch.export.ExportedProgram) -> str:
-    """Raises NoDigest."""
+    """Return the model's digest. Raises NoDigest."""
     digest = hashlib.sha256()
     for line in _lines(program):
         digest.update(line.encode())
@@ -193,7 +195,7 @@ def _target(node: fx.Node) -> str:
 
 
 def _argument(value: Any) -> str:
-    """`repr` keeps each float to its last bit; nodes appear by their names."""
+    """Format an argument: `repr` keeps each float to its last bit, and nodes appear by their names."""
     leaves, structure = _pytree.tree_flatten(value)
     for leaf in leaves:
         if isinstance(leaf, Tensor) or (callable(leaf) and not isinstance(leaf, fx.Node)):
@@ -202,7 +204,7 @@ def _argument(value: Any) -> str:
 
 
 def _shown_value(value: Any) -> str:
-    """What is known of a node's result without any input."""
+    """Return the type, shape and strides of a node's result, which are known without running it."""
     return ",".join(
         f"{leaf.dtype}{list(leaf.shape)}{list(leaf.stride())}" if isinstance(leaf, Tensor) else str(leaf)
         for leaf in _pytree.tree_leaves(value)
@@ -210,9 +212,9 @@ def _shown_value(value: Any) -> str:
 
 
 def _origin(node: fx.Node) -> str:
-    """The modules and calls that a node comes from. Suites choose nodes by modules, and the compiler's passes
-    ask for calls: `torch.stack` and what it consists of are lowered differently. The keys of the stacks are
-    left out: they differ from one process to the next."""
+    """Return the modules and calls that a node comes from. Suites choose nodes by modules, and the compiler's
+    passes look at calls: `torch.stack` and the operators that it consists of are lowered differently. The
+    keys of the stacks are left out: they differ from one process to the next."""
     modules: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     calls: Sequence[tuple[str, Any]] = node.meta.get("source_fn_stack") or ()
     call = node.meta.get("torch_fn") or ()
@@ -224,7 +226,7 @@ def _origin(node: fx.Node) -> str:
 
 
 def _name(kind: Any) -> str:
-    """Without its module: the user's is named after the folder where it lies."""
+    """Return a class's name without its module: a user's module is named after its folder."""
     if isinstance(kind, str):
         return kind.rpartition(".")[2]
     name = getattr(kind, "__qualname__", None) or getattr(kind, "__name__", None)

@@ -1,5 +1,6 @@
-"""Build a model: import the factory, call it, and check what it returns. The inputs that a suite names: drawn
-ones, or samples in a folder, one per file: `.npy`, `.npz` with an array for each input, or `.pt`."""
+"""Build a model: import the factory, call it, and check what it returns. Also draw the inputs that a suite
+names, or read them from a folder with one file per sample: `.npy`, `.npz` with an array for each input, or
+`.pt`."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.files import repository_of
 
 CALIBRATION_SEED = 1000
-"""Samples from this number on are for calibration. Those that are compared are numbered from 0."""
+"""Samples from this number on are for calibration. Compared samples are numbered from 0."""
 
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
@@ -66,7 +67,7 @@ Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 def require_like(
     sample: Sequence[Tensor], example: Sequence[Tensor], where: str, names: Sequence[str] = ()
 ) -> None:
-    """Refuse a sample of which a program that is made for the example takes no input."""
+    """Refuse a sample unless it has as many inputs as the example, of the same types and shapes."""
     all_names = [*names, *(f"input {number}" for number in range(len(names), len(example)))][: len(example)]
     if len(sample) != len(example):
         raise other_count(where, len(sample), all_names)
@@ -77,19 +78,20 @@ def require_like(
 
 @dataclass(frozen=True)
 class Samples:
-    """The user's data, a file for each sample, which replaces the factory's own inputs."""
+    """The user's data has one file per sample, and replaces the factory's own inputs."""
 
     files: tuple[Path, ...]
     read: Callable[[Path, Sequence[str]], tuple[Tensor, ...]]
-    """By a file, and the names of what the model takes."""
+    """It reads a file, given the names of the model's inputs."""
     names: tuple[str, ...] = ()
     like: tuple[Tensor, ...] | None = None
-    """What all must resemble."""
+    """Every sample must have the types and shapes of this one."""
     example: tuple[Tensor, ...] | None = None
-    """The one that the model comes with, which calibrates, too."""
+    """The model comes with this sample, which also calibrates."""
 
     def fitting(self, model: nn.Module, own: ModelWithInputs | None) -> Samples:
-        """The same, refusing what the model does not take. `own` has the inputs that it comes with."""
+        """Return these samples, which from now on refuse what the model does not take. `own` is the model
+        with the inputs that it comes with."""
         samples = replace(self, names=parameters_of(model.forward))
         if own is None:
             first = samples.sample(0)
@@ -106,7 +108,7 @@ class Samples:
 
 
 def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> Inputs | Samples | None:
-    """Those in a folder, or a function that draws them. None: the factory returns them."""
+    """Return the samples in a folder, or a function that draws inputs; None if the factory returns them."""
     if samples:
         return samples_of(search_path / samples)
 
@@ -165,8 +167,8 @@ def _read(path: Path, names: Sequence[str]) -> Sequence[Any]:
 
 
 def _in_order(path: Path, files: Sequence[str], names: Sequence[str]) -> Sequence[str]:
-    """By name; in the order of the file where there is one, where numpy gave the names, or where the model
-    names none."""
+    """Return the names of an .npz file's arrays in the model's order. The file's own order counts if it has
+    one array, if numpy named its arrays, or if the model names fewer inputs."""
     expected = names[: len(files)]
     if sorted(expected) == sorted(files):
         return expected
@@ -187,18 +189,19 @@ class ModelWithInputs:
     model: nn.Module
     inputs: Inputs | Samples
     first: tuple[Tensor, ...] | None = None
-    """The only sample, of a factory that returns no input function."""
+    """This is the only sample, if the factory returns no input function."""
     notes: tuple[tuple[str, str], ...] = ()
-    """Rule and message of what the author should know."""
+    """Each note has a rule and a message for the author."""
     place: str = ""
-    """FILE:LINE at which the user's function returns the inputs, if one does."""
+    """It is FILE:LINE where the user's function returns the inputs; empty if none does."""
 
     def outputs(self, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
-        """The outputs of one inference for each sample."""
+        """Return the outputs of one inference for each sample."""
         return infer_all(self.model, samples, self.place)
 
     def choose(self, inferences: int | None, calibration: int | None) -> ChosenSamples:
-        """The samples to compare and to calibrate by, at most so many; None: as many as is usual."""
+        """Choose the samples to compare and to calibrate with, at most as many as given; None means the usual
+        number."""
         if isinstance(self.inputs, Samples):
             data = self.inputs
             shares = shares_of(len(data.files), inferences, calibration)
@@ -244,7 +247,8 @@ class ModelWithInputs:
 
 
 def seed_of(stream: str, number: int = 0) -> int:
-    """Each stream has its own random numbers: with the weights' seed, the inputs would repeat the weights."""
+    """Return the seed of a stream. Each has its own random numbers: with the weights' seed, the inputs would
+    repeat the weights."""
     return int.from_bytes(hashlib.sha256(f"{stream} {number}".encode()).digest()[:4], "big")
 
 
@@ -253,7 +257,7 @@ def make(
 ) -> ModelWithInputs:
     """Call the factory with a fixed seed, so that it always draws the same numbers.
 
-    With `inputs`, the factory returns the model alone. The model is switched to eval mode."""
+    With `inputs`, the factory returns only the model. The model is switched to eval mode."""
     if dotted.endswith(".pt2"):
         _begin(search_path)
         return _exported(search_path / dotted, arguments, inputs)
@@ -269,7 +273,7 @@ def _begin(search_path: Path) -> None:
 
 
 def factory_of(dotted: str, arguments: Mapping[str, object], search_path: Path) -> Callable[..., Any]:
-    """Refuses what is no function, or none of these arguments."""
+    """Find the factory. Refuse one that is no function or does not take these arguments."""
     _begin(search_path)
     factory = attribute_of(dotted, search_path)
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -280,7 +284,7 @@ def factory_of(dotted: str, arguments: Mapping[str, object], search_path: Path) 
 
 
 def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
-    """What the factory returns, called with a fixed seed."""
+    """Call the factory and return its result. Errors in the user's code become BadFactory."""
     try:
         with torch.enable_grad():
             return factory(**arguments)
@@ -294,7 +298,7 @@ def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, objec
 
 
 def _fix_of_call(error: Exception) -> str:
-    """Of an error in the user's code."""
+    """Return the fix for an error in the user's code."""
     if isinstance(error, ModuleNotFoundError):
         return (
             "export the model in your own environment, which has it:"
@@ -308,7 +312,7 @@ def _fix_of_call(error: Exception) -> str:
 def model_of(
     dotted: str, product: Any, inputs: Inputs | Samples | None, factory: Callable[..., Any]
 ) -> ModelWithInputs:
-    """The model that a factory returned, in eval mode, with its inputs."""
+    """Return the model that a factory returned, in eval mode, with its inputs."""
     _refuse_script(dotted, product)
     if inputs is None and isinstance(product, nn.Module):
         raise without_inputs(dotted, factory, product)
@@ -335,7 +339,7 @@ def model_of(
 
 
 def _end_of(function: Callable[..., Any]) -> str:
-    """FILE:LINE at which a function of the user's ends; empty for another callable."""
+    """Return FILE:LINE where a function of the user's ends; empty for other callables."""
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
@@ -360,8 +364,8 @@ def _exported(
 
 
 def attribute_of(dotted: str, search_path: Path) -> Any:
-    """What is called `module:name`; None if nothing is. The module, and what it imports later, may be beside
-    the suite."""
+    """Return the object that is called `module:name`; None if there is none. The module, and what it imports
+    later, may be beside the suite."""
     module_name, _, name = dotted.partition(":")
     search_first(search_path)
     try:
@@ -377,7 +381,7 @@ def attribute_of(dotted: str, search_path: Path) -> Any:
 
 
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:
-    """The function `module:name`."""
+    """Return the function `module:name`; refuse anything that cannot be called."""
     function: Callable[..., Any] | None = attribute_of(dotted, search_path)
     if not callable(function):
         module, _, name = dotted.partition(":")
@@ -398,7 +402,7 @@ def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
 
 
 def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
-    """A model with one sample; where others are needed, they are drawn to resemble it."""
+    """Return a model with one sample; where more are needed, they are drawn to resemble it."""
     fixed = _tensors(inputs)
     note = (
         "the model comes with one sample, which calibrates and judges: give a folder (--calibrate DIR;"
@@ -412,8 +416,8 @@ def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
 
 
 def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Values drawn evenly between the smallest and largest of each input; a constant stays the same. Integers
-    of several rows keep to what stands in their column: each may index another table."""
+    """Draw values evenly between the smallest and largest of each input; a constant stays the same. Integers
+    in several rows stay within the range of their column: each column may index another table."""
     if not tensor.numel() or not torch.isfinite(tensor).all():
         return tensor
     low, high = tensor.min(), tensor.max()
@@ -453,7 +457,7 @@ def _refuse_script(dotted: str, model: Any) -> None:
 
 
 def _tensors(sample: Any) -> tuple[Tensor, ...]:
-    """Copies, so that a model that changes its inputs does not change other samples."""
+    """Copy a sample's tensors, so that a model that changes its inputs does not change other samples."""
     if not isinstance(sample, tuple | list) or not sample or not all(isinstance(x, Tensor) for x in sample):
         raise not_tensors(sample)
     require_on_cpu("the model's inputs", {f"input {number}": tensor for number, tensor in enumerate(sample)})
@@ -461,7 +465,7 @@ def _tensors(sample: Any) -> tuple[Tensor, ...]:
 
 
 def require_float32(tensors: Iterable[Tensor]) -> None:
-    """Refuse what a compiled program would read or write as another type."""
+    """Refuse types that a compiled program would read or write as another type."""
     for tensor in tensors:
         if tensor.dtype in (torch.float64, torch.bfloat16):
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -473,7 +477,7 @@ def require_float32(tensors: Iterable[Tensor]) -> None:
 
 
 def refuse_halves(model: nn.Module, precision: str) -> None:
-    """Quantizing observes float32: of halves it gives nonsense."""
+    """Refuse a model with float16 weights: quantizing observes float32, and gives nonsense for float16."""
     halves = [name for name, weight in model.named_parameters() if weight.dtype is torch.float16]
     if halves:
         raise BadFactory(
@@ -483,11 +487,13 @@ def refuse_halves(model: nn.Module, precision: str) -> None:
 
 
 REMOVED_BY = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
-"""By the class of a hook that computes a weight in each run, what makes a constant of that weight."""
+"""It maps the class of a hook that computes a weight in each run to the function that makes this weight a
+constant."""
 
 
 def computed_weights(model: nn.Module) -> dict[str, str]:
-    """Weights that are computed in each run, by name, each with the call that makes it a constant."""
+    """Return the weights that are computed in each run, by name, each with the call that makes it a
+    constant."""
     calls = {}
     for name, module in model.named_modules():
         place = f'model.get_submodule("{name}")' if name else "model"
@@ -511,8 +517,8 @@ def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
 
 
 def flops_of(model: nn.Module, sample: tuple[Tensor, ...]) -> float:
-    """Of the matrix products and convolutions of one inference; infinite where they cannot be counted, as in
-    a loop."""
+    """Count the floating-point operations in the matrix products and convolutions of one inference; infinite
+    if they cannot be counted, as in a loop."""
     counter = FlopCounterMode(display=False)
     try:
         with counter:
@@ -524,7 +530,7 @@ def flops_of(model: nn.Module, sample: tuple[Tensor, ...]) -> float:
 
 
 def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
-    """The outputs of one inference, in their own storage. The sample stays unchanged.
+    """Return the outputs of one inference, in their own storage. The sample stays unchanged.
 
     Raises BadFactory for a model that keeps state: its outputs would depend on how often it ran before."""
     before = _state(model)
@@ -542,7 +548,8 @@ def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], place: str = "") -> list[list[Tensor]]:
-    """The outputs of one inference for each sample. `place` is where the user's code returns them.
+    """Return the outputs of one inference for each sample. `place` is where the user's code returns the
+    samples.
 
     Raises BadFactory for a model that gives other outputs the second time: state may be in a list, dict or
     number, where `infer` does not see it."""
@@ -582,7 +589,8 @@ def _first_outputs(model: nn.Module, sample: tuple[Tensor, ...], place: str) -> 
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
-    """Equal except for rounding, which may differ from run to run with many threads."""
+    """Whether two outputs are equal except for rounding, which may differ from run to run with many
+    threads."""
     if one.shape != other.shape:
         return False
     one, other = one.double(), other.double()
@@ -591,7 +599,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[Tensor]:
-    """A module's outputs, copied; the module gets copies of its inputs."""
+    """Run a module on copies of its inputs, and return copies of its outputs."""
     with torch.no_grad():
         outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
     for output in outputs:
@@ -602,7 +610,7 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
 
 
 def _as_tuple(output: object) -> str:
-    """The line that returns the tensors of an object's fields."""
+    """Return the fix for a model that returns an object: the line that returns the tensors in its fields."""
     fields = [name for name, value in getattr(output, "__dict__", {}).items() if isinstance(value, Tensor)]
     if not fields:
         return "return the tensors in it"
@@ -614,7 +622,8 @@ def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """Parameters, buffers and plain tensors of every module, each with its count of in-place changes."""
+    """Return the parameters, buffers and plain tensors of every module, each with its count of in-place
+    changes."""
     versions = {}
     for prefix, module in model.named_modules():
         tensors = {**module._parameters, **module._buffers, **vars(module)}
@@ -625,14 +634,15 @@ def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
 
 
 def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> str:
-    """The line that changes a tensor of the model in place; empty if the tensor is assigned anew."""
+    """Return the line that changes a tensor of the model in place; empty if the tensor is assigned anew."""
     with _Changes(lambda: _state(model)[name][1]) as changes:
         run_copied(model, sample)
     return str(changes.line)
 
 
 def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | None:
-    """The line (` (file:line)`) where the model changes one of its inputs in place; None if it does not."""
+    """Return the line (` (file:line)`) where the model changes one of its inputs in place; None if it does
+    not."""
     inputs = copied(sample)
     with _Changes(lambda: [input_._version for input_ in inputs]) as changes, torch.no_grad():
         model(*inputs)
@@ -640,7 +650,8 @@ def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | N
 
 
 def _drawing(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[str, str] | None:
-    """The function that draws random numbers, and its line (` (file:line)`); None if the model draws none."""
+    """Return the function that draws random numbers, and its line (` (file:line)`); None if the model draws
+    none."""
     with _Changes(lambda: torch.get_rng_state().numpy().tobytes()) as changes:
         run_copied(model, sample)
     return (changes.function, changes.line) if changes.function else None

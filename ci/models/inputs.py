@@ -1,5 +1,5 @@
-"""The inputs of one inference, from .npy and .npz files, held to the model's names, types and shapes; and
-samples in an .npz of ours, each array as `<index>/<name>`."""
+"""Read the inputs of one inference from .npy and .npz files and check them against the model's names, types
+and shapes. Samples are kept in an .npz of our own, each array as `<index>/<name>`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "NDArray[Any]"
 Sample: TypeAlias = dict[str, Array]
-"""The inputs or the outputs of one inference, by name."""
+"""A sample is the inputs or the outputs of one inference, by name."""
 
 T = TypeVar("T")
 NPY = b"\x93NUMPY"
 
 COMPARED, CALIBRATING = 16, 200
-"""Of the user's samples, the most that judge a program, and the most that calibrate it."""
+"""At most so many of the user's samples judge a program, and calibrate it."""
 DRAWN_COMPARED, DRAWN_CALIBRATING = 2, 32
-"""How many are drawn of inputs that can be drawn without end."""
+"""So many inputs are drawn to compare and to calibrate, if they can be drawn without end."""
 DRAWN_OF_LIGHT = 8
-"""How many are compared of a light model: one of two may be far from all others."""
+"""So many inputs are drawn to compare a light model: one of two may be far from all others."""
 LIGHT_FLOPS = 300e6
-"""Of one inference: the emulator then takes less than a second."""
+"""A model is light up to this number of operations per inference: the emulator then takes less than a
+second."""
 
 
 class Input(Model):
@@ -61,13 +62,14 @@ def drawn_compared(flops: float) -> int:
 
 
 def most_calibrating(calibration: int | None, *, has_data: bool) -> int:
-    """The limit of a run that names one or none, by samples that are given or drawn."""
+    """Return how many samples may calibrate: the given number, or the usual one for the user's data or drawn
+    inputs."""
     return (CALIBRATING if has_data else DRAWN_CALIBRATING) if calibration is None else calibration
 
 
 def shares_of(count: int, inferences: int | None, calibration: int | None) -> tuple[list[int], list[int]]:
-    """Which of the user's samples are compared, and which calibrate, by their numbers: each is used once, for
-    one or the other; a lone one is used for both. The limits are the suite's."""
+    """Choose which of the user's samples are compared and which calibrate, by their numbers. Each is used
+    once; a lone one is used for both. The limits are the suite's."""
     order = _shuffled(count)
     split = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
     calibrating = [0] if count == 1 else order[split:]
@@ -80,7 +82,7 @@ def _shuffled(count: int) -> list[int]:
 
 
 def as_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
-    """The samples in an order of which `shares_of` compares the same ones, as far as it compares so many."""
+    """Order the samples so that `shares_of` compares the same ones, as far as it compares so many."""
     samples = [*compared, *calibrating]
     by_number = dict(zip(_shuffled(len(samples)), samples, strict=True))
     return [by_number[number] for number in range(len(samples))]
@@ -88,15 +90,15 @@ def as_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class InputsUsed:
-    """By which inputs a program was calibrated and compared."""
+    """It says on which inputs a program was calibrated and compared."""
 
     compared: int
     calibrating: int
-    """0 where nothing is quantized."""
+    """It is 0 if nothing is quantized."""
     given: int = 0
-    """How many samples the user has; 0 where they are drawn without end."""
+    """The user has so many samples; 0 if they are drawn without end."""
     noise: bool = False
-    """They were drawn, and nobody said of what values."""
+    """Whether the inputs were drawn without anybody saying from which values."""
 
     def __str__(self) -> str:
         if self.noise:
@@ -114,7 +116,8 @@ def is_fixed(size: int | str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output. `shape` has a name or -1 where a size is not fixed; `dtype` is numpy's name."""
+    """A tensor is an input or output. `shape` has a name or -1 where a size is not fixed; `dtype` is numpy's
+    name."""
 
     name: str
     dtype: str
@@ -135,11 +138,11 @@ class GraphSignature:
 
 
 DEVIATIONS = 3.0
-"""Of drawn values from 0, the most."""
+"""No drawn value is farther from 0 than this many standard deviations."""
 
 
 def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
-    """Used if the user gives no data: enough to compare a run with its reload."""
+    """Draw inputs, for a user who gives no data: they are enough to compare a run with its reload."""
     import numpy as np
 
     generator = np.random.default_rng(seed)
@@ -157,7 +160,8 @@ def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
 
 
 def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
-    """`--input NAME=x.npy`, `--input x.npy` for each input in the model's order, or one .npz with all."""
+    """Read the files of `--input`: NAME=x.npy, x.npy for each input in the model's order, or one .npz with
+    all."""
     sample: Sample = {}
 
     def add(text: str, arrays: Sample) -> None:
@@ -189,7 +193,8 @@ def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
 
 
 def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) -> Sample:
-    """The sample, if it has exactly the model's inputs with the right types and shapes and without NaN."""
+    """Return the sample if it has exactly the model's inputs with the right types and shapes and only finite
+    values; refuse it otherwise."""
     import numpy as np
 
     tensors = {tensor.name: tensor for tensor in signature.inputs}

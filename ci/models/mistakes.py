@@ -1,4 +1,5 @@
-"""What is often given in place of a model, its inputs or samples, and the line to write instead."""
+"""Describe what users often give in place of a model, its inputs or samples, with the line to write
+instead."""
 
 from __future__ import annotations
 
@@ -31,18 +32,18 @@ AS_PT2_BY_NAME = AS_PT2.replace("(model, inputs)", "(model, (), inputs)")
 ON_CPU = "`return model.cpu(), tuple(x.cpu() for x in inputs)`"
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 SHOWN = 3
-"""How many files of a folder a message names."""
+"""A message names at most this many files of a folder."""
 SCALARS = (bool, int, float, str, type(None))
 
 
 def parameters_of(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of what a model's forward takes by position."""
+    """Return the names of the inputs that a model's forward takes by position."""
     parameters = inspect.signature(forward).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind in POSITIONAL)
 
 
 def _inputs_of(forward: Callable[..., Any], *, first: int = 0) -> tuple[str, ...]:
-    """Those that it needs; its first one if it needs none."""
+    """Return the inputs that forward requires; its first one if it requires none."""
     parameters = [*inspect.signature(forward).parameters.values()][first:]
     places = [parameter for parameter in parameters if parameter.kind in NAMED]
     names = [parameter.name for parameter in places if parameter.default is inspect.Parameter.empty]
@@ -56,7 +57,7 @@ def require_enough(forward: Callable[..., Any], sample: Sequence[Tensor], file: 
 
 
 def require_fitting(model: nn.Module, sample: Sequence[Tensor], place: str) -> None:
-    """Refuse inputs that are no arguments of the model's forward, `place` being where they are returned."""
+    """Refuse inputs that the model's forward does not take. `place` is where they are returned."""
     signature = inspect.signature(model.forward)
     by_name = [
         name for name, row in signature.parameters.items() if row.kind is inspect.Parameter.KEYWORD_ONLY
@@ -101,11 +102,13 @@ WRONG_TYPES = (
     ),
     (re.compile("one of the following scalar types: Long, Int|tensors used as indices must be long"), "long"),
 )
-"""What torch says of inputs of another type than the model's, and the method that makes them of that type."""
+"""Each pattern matches what torch says if an input has another type than the model needs; beside it is the
+method that converts a tensor to the right type."""
 
 
 def of_other_type(error: Exception, sample: Sequence[Tensor], place: str) -> BadFactory | None:
-    """Of a model that does not run since its own inputs are of another type; None for other errors."""
+    """Return the error for a model whose own inputs have a type that it does not take; None for other
+    errors."""
     method = next((method for pattern, method in WRONG_TYPES if pattern.search(str(error))), "")
     wrong = {"float": torch.float32, "long": torch.int64}.get(method)
     if wrong is None or all(tensor.dtype is wrong for tensor in sample):
@@ -116,7 +119,7 @@ def of_other_type(error: Exception, sample: Sequence[Tensor], place: str) -> Bad
 
 
 def not_running(words: str, line: str, sample: Sequence[Tensor], place: str) -> BadFactory:
-    """Of a model that raises with its first inputs."""
+    """Return the error for a model that raises with its first inputs."""
     return BadFactory(
         f"the model does not run with its inputs, {_kinds(sample)}: {words}",
         f"give forward the inputs that it takes, at {place}; or correct {line}",
@@ -136,7 +139,7 @@ def _tensors_like(names: Sequence[str]) -> str:
 
 
 def without_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
-    """Of a factory that returns the model alone."""
+    """Return the error for a factory that returns only the model."""
     names = _inputs_of(model.forward)
     line = f"`return model, {_tuple(names)}` {_tensors_like(names)}"
     if inspect.isclass(factory):
@@ -150,7 +153,7 @@ def without_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
 
 
 def not_a_function(dotted: str, value: Any) -> BadFactory:
-    """Of what a module has under the name of a factory."""
+    """Return the error for a factory's name that stands for no function."""
     _, _, name = dotted.partition(":")
     product, hint = "model, (x,)", " with a model and its inputs"
     if isinstance(value, nn.Module):
@@ -168,7 +171,7 @@ def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -
     try:
         signature = inspect.signature(factory)
     except ValueError:
-        # Of a function in C.
+        # A function in C tells no signature.
         return
     try:
         signature.bind(**arguments)
@@ -192,7 +195,7 @@ def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -
 
 
 def not_the_model(dotted: str, product: Any) -> BadFactory:
-    """Of what a factory returned."""
+    """Return the error for a factory that returns no pair of a model and its inputs."""
     kind = f"a {type(product).__name__}"
     if isinstance(product, tuple):
         kind = f"({', '.join(type(part).__name__ for part in product)})"
@@ -208,7 +211,7 @@ def require_on_cpu(dotted: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def not_tensors(inputs: Any) -> BadFactory:
-    """Of the inputs that come with a model."""
+    """Return the error for a model's inputs that are not all tensors."""
     words = "expected a tuple of tensors as inputs"
     if isinstance(inputs, Mapping):
         # Their order may not be that of the model's arguments.
@@ -221,7 +224,7 @@ def not_tensors(inputs: Any) -> BadFactory:
 
 
 def _as_tensor(value: Any) -> str:
-    """The line that makes a tensor of an array; empty if it is none."""
+    """Return the line that makes a tensor of an array; empty if the value is no array."""
     is_array = hasattr(value, "__array__") and not isinstance(value, Tensor)
     return "`return model, (torch.from_numpy(array),)`" if is_array else ""
 
@@ -235,7 +238,7 @@ def _kind(value: Any) -> str:
 
 
 def ends_python(what: str, error: SystemExit) -> BadFactory:
-    """Of user code that raises SystemExit while it is imported or called."""
+    """Return the error for user code that raises SystemExit while it is imported or called."""
     frames = traceback.extract_tb(error.__traceback__)
     place = model_lines.users_line(frames).strip(" ()")
     guard = 'under `if __name__ == "__main__":`'
@@ -251,7 +254,7 @@ def ends_python(what: str, error: SystemExit) -> BadFactory:
 
 
 def compiled_by_torch(where: str, name: str) -> BadFactory:
-    """Of a model, or its part `name`, that torch.compile has wrapped."""
+    """Return the error for a model, or its part `name`, that torch.compile has wrapped."""
     part = f"model.{name}" if name else "model"
     line = f"`{part} = {part}._orig_mod`"
     return BadFactory(
@@ -269,7 +272,8 @@ def not_a_number(name: str, weight: Tensor) -> BadFactory:
 
 
 def draws_numbers(function: str, line: str) -> BadFactory:
-    """Of a model that gives other outputs at each run, as `function` at `line` draws random numbers."""
+    """Return the error for a model whose outputs differ in each run, because `function` at `line` draws
+    random numbers."""
     fix = "draw them outside, and make them an input; or once, in __init__: self.register_buffer"
     if "dropout" in function:
         fix = f"give dropout the model's own mode{line}: training=self.training; or use nn.Dropout"
@@ -316,7 +320,7 @@ def other_count(where: str, found: int, expected: Sequence[str]) -> BadFactory:
 
 
 def other_kind(where: str, name: str, expected: Tensor, found: Tensor) -> BadFactory:
-    """Of a sample that has another type or shape than the model's own inputs."""
+    """Return the error for a sample that has another type or shape than the model's own inputs."""
     dtype, found_dtype = (str(tensor.dtype).removeprefix("torch.") for tensor in (expected, found))
     message = (
         f"{where}: expected {dtype}{list(expected.shape)} for {name}, found {found_dtype}{list(found.shape)}:"

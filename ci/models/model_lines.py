@@ -1,4 +1,4 @@
-"""Where in the user's code an operator is: its line in the stack trace that torch keeps with a node."""
+"""Find an operator's line in the user's code, in the stack trace that torch keeps with a node."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from provisioning.base.settings import ROOT
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s*(?!File ")([^\n]+))?')
 INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 COMPILERS = ("torch/", "torchao/", "executorch/", "onnxscript/", "onnx/")
-"""Packages whose lines are no model's. Those of a library of models are."""
+"""Lines of these packages do not count as a model's. Lines of a library of models do."""
 TORCH_LAYER = re.compile(r"/torch/nn/modules/(?!module\.py)")
 
 clones = [ROOT]
-"""The folders that source lines are relative to: clones share results."""
+"""Source lines are shown relative to these folders, because clones share results."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorAt:
-    """An operator of a model, and the module and line that wrote it, as far as they are known."""
+    """It holds an operator of a model, and the module and line that wrote it, as far as they are known."""
 
     operator: str
     module: str
@@ -37,7 +37,7 @@ class OperatorAt:
 
     @property
     def place(self) -> str:
-        """The operator with its line."""
+        """Give the operator with its line."""
         return self.operator + (f" at {self.source} `{self.code}`" if self.source else "")
 
 
@@ -49,7 +49,8 @@ class Frame:
 
 
 def user_frame(trace: str) -> Frame | None:
-    """The innermost frame of a model, else of a layer of torch; its path without the packages' folder."""
+    """Return the innermost frame of a model, else of a layer of torch; its path omits the packages'
+    folder."""
     frames = FRAME.findall(trace)
     candidates = [frame for frame in frames if is_model(frame[0])]
     candidates = candidates or [frame for frame in frames if TORCH_LAYER.search(frame[0])]
@@ -73,17 +74,17 @@ GRU_CELL = (
     " z = torch.sigmoid(iz + hz); h = (1 - z) * torch.tanh(xn + torch.sigmoid(ir + hr) * hn) + z * h"
 )
 FIXES_INSIDE = {ATTENTION: ONE_SAMPLE, "torch.nn.modules.rnn.GRUCell": GRU_CELL}
-"""By the module of torch in which a compiler fails."""
+"""It maps a module of torch in which a compiler fails to the fix."""
 
 
 def is_inside(node: Any, kind: str) -> bool:
-    """Whether a node of a graph is inside a module of torch of this kind."""
     stack = (node.meta.get("nn_module_stack") or {}).values()
     return any(kind in str(of_module) for _, of_module in stack)
 
 
 def fix_inside(node: Any) -> str:
-    """What to write in place of torch's module around a node at which a compiler fails, if that is known."""
+    """Return what to write in place of torch's module around a node at which a compiler fails; empty if that
+    is not known."""
     # What quantization inserts has no module of its own.
     around = [node]
     for member in around:
@@ -94,12 +95,12 @@ def fix_inside(node: Any) -> str:
 
 
 def is_of_library(path: str) -> bool:
-    """Whether it is a file of a library of models, such as transformers."""
+    """Whether a file belongs to a library of models, such as transformers."""
     return bool(INSTALLED.match(path)) and is_model(path)
 
 
 def relative_path(path: str) -> str:
-    """A file of the model, relative to the clone that it is in, or to the folder of installed packages."""
+    """Return a file's path relative to its clone, or to the folder of installed packages."""
     path = INSTALLED.sub("", path)
     for folder in clones:
         path = path.removeprefix(f"{folder}/")
@@ -107,20 +108,20 @@ def relative_path(path: str) -> str:
 
 
 def source_of(node: Any) -> tuple[str, str]:
-    """`file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
+    """Return `file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
     if not (frame := user_frame(node.meta.get("stack_trace") or "")):
         return "", ""
     return f"{relative_path(frame.path)}:{frame.line}", frame.code
 
 
 def place_in_words(node: Any) -> str:
-    """``file:line `code` `` of the node; empty if it has none."""
+    """Return ``file:line `code` `` of the node; empty if it has none."""
     source, code = source_of(node)
     return f"{source} `{code}`" if code else source
 
 
 def is_model(path: str) -> bool:
-    """Whether it is no file of a compiler, in whichever environment that is installed."""
+    """Whether a file belongs to no compiler, in whichever environment that is installed."""
     package = INSTALLED.sub("", path)
     return path[:1] != "<" and (package == path or not package.startswith(COMPILERS))
 
@@ -137,7 +138,7 @@ def is_users(file: str) -> bool:
 
 
 def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """` (file:line)` of the innermost frame of the user's code; empty without one."""
+    """Return ` (file:line)` of the innermost frame of the user's code; empty if there is none."""
     for frame in reversed(frames):
         if is_users(frame.filename):
             return f" ({relative_path(frame.filename)}:{frame.lineno})"

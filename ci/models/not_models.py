@@ -1,4 +1,4 @@
-"""What people type as MODEL that is none: what it is, and what to type instead."""
+"""Recognize what people type as MODEL that is no model, and say what to type instead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ DOTTED_PATH = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """FILE stands for the path, STEM for the path without its ending."""
+    """A kind says what a file is and what to do with it: FILE stands for the path, STEM for the path without
+    its ending."""
 
     words: str
     fix: str
@@ -89,13 +90,13 @@ KINDS = {
     ".toml": Kind("a suite", "run the whole suite: {}", (("gate", "--suite", "FILE"),)),
     ".zip": Kind("an archive", "unpack it, and name the model in it"),
 }
-"""By the ending of a name: what it is, and what to do with it."""
+"""It maps the ending of a name to what the file is and what to do with it."""
 
 CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
 
 
 def refusal(text: str, folder: Path) -> UsageError:
-    """The error for MODEL where it names no model."""
+    """Return the error for a MODEL that names no model."""
     expected = f"{text}: expected {MODEL_HELP}"
     path = folder / text
     if not text:
@@ -157,7 +158,7 @@ def _of_download(text: str) -> UsageError:
 
 
 def _names_like(text: str, folder: Path) -> list[str]:
-    """What may have been meant by a text that is no path of a model."""
+    """Return the models that may be meant by a text that is no path of a model."""
     if called := re.fullmatch(r"(.+\.py):+([A-Za-z_]\w*)(?:\(\))?", text):
         return [f"{called[1]}:{called[2]}"]
     parent = Path(text).parent
@@ -171,7 +172,7 @@ def _names_like(text: str, folder: Path) -> list[str]:
 
 
 def _names_in(path: Path, text: str) -> list[str]:
-    """What MODEL is called that is in this file."""
+    """Return what to type as MODEL for each model in this file."""
     if path.suffix != ".py":
         return [text]
     return [f"{text}:{name}" for name in FUNCTION.findall(path.read_text("utf-8", "replace"))]

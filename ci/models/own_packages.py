@@ -1,8 +1,7 @@
-"""A suite's own packages, installed beside the locked ones and never against them.
+"""Install a suite's own packages beside the locked ones and never against them.
 
 They are resolved with the locked packages as constraints, and installed into an environment in the store that
-also finds the packages of the locked one. A conflict with a pin is an error that names both.
-"""
+also finds the locked packages. A conflict with a pin is an error that names both."""
 
 from __future__ import annotations
 
@@ -38,10 +37,10 @@ from provisioning.base.findings import Metric
 from provisioning.python_environments import CUDA_ONLY, NO_NETWORK, Entry, entries_in, uv_program
 
 LOCKED = "QNN_CI_LOCKED_PACKAGES"
-"""Names the locked environment's packages, which one of a suite's own also finds."""
+"""The variable names the folder of the locked packages, where an environment of own packages also looks."""
 
 VARIABLE = "QNN_CI_REQUIREMENTS"
-"""Requirements for suites that name none."""
+"""The variable names the requirements for suites that name none."""
 
 # The variable makes this file equal on every machine.
 BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
@@ -52,39 +51,40 @@ PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 CPU_BUILDS = ("--torch-backend=cpu",)
 STRATEGY, FIRST_MATCH = "UV_INDEX_STRATEGY", "unsafe-first-match"
-"""How packages are resolved: from the first index with a version that fits, since an index that mirrors some
-of the locked packages need not have their pins. What is not locked is held to the first index that has it."""
+"""uv resolves packages from the first index with a version that fits, because an index that mirrors some of
+the locked packages need not have their pins. Packages that are not locked must come from the first index that
+has them."""
 UNUSED_SECONDS = 60 * 86400.0
 WRITTEN = re.compile(r"\.egg-info/|/__pycache__/|/build/|/dist/|/reports/|/\.git/")
-"""What a build, a stage or git writes into a project."""
+"""A build, a stage or git writes these into a project."""
 OF_LOCK = ("torch", "executorch")
-"""Packages that are those of the lock, whatever a project that was found pins."""
+"""These packages stay as they are locked, whatever versions a discovered project pins."""
 WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
-"""Packages that must be of torch's own build, which is for the CPU."""
+"""These packages must come from the same build as torch, which is for the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The suite's needs: a file of requirements, a project to install editable, and the user's variables."""
+    """A suite needs a file of requirements, a project to install editable, and variables of the user's."""
 
     requirements: Path | None = None
     project: Path | None = None
-    """Installed editable, as `folders` are."""
+    """The project is installed editable, as `folders` are."""
     variables: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     wheels: Mapping[str, PinnedWheel] = field(default_factory=dict, hash=False)
     packages: tuple[str, ...] = ()
-    """Requirements of a command line, or paths of wheels and source archives."""
+    """They are requirements from the command line, or paths of wheels and source archives."""
     folders: tuple[Path, ...] = ()
     is_lenient: bool = False
-    """Whether the project's own pins of torch and executorch count for nothing."""
+    """Whether the project's own pins of torch and executorch are ignored."""
     model: Path | None = None
-    """The folder of a command line's model, whose project may have what it lacks."""
+    """It is the folder of the command line's model, whose project may have a package that is missing."""
     takes_nearest: bool = False
-    """Whether that project is used where an import fails."""
+    """Whether the project around `model` is used if an import fails."""
 
     def __bool__(self) -> bool:
-        """Whether there are packages among them."""
+        """Whether anything has to be installed."""
         return bool(self.requirements or self.packages or self.editable)
 
     @property
@@ -93,7 +93,7 @@ class Needs:
 
     @property
     def origin(self) -> str:
-        """Who asks for them, in words."""
+        """It names the file, project or package that asks for the packages."""
         places = (self.requirements, *self.editable, *self.packages)
         return next(str(place) for place in places if place)
 
@@ -106,20 +106,20 @@ NONE = Needs()
 
 @dataclass(frozen=True, slots=True)
 class OwnPackages:
-    """What a suite's programs have beside those of others: an environment with packages, and variables."""
+    """A suite's programs run in this environment, with these packages and variables."""
 
     folder: Path | None = None
     projects: tuple[Path, ...] = ()
-    """What it has editable."""
+    """These projects are installed editable."""
     variables: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Its own packages, without the locked ones."""
+    """They are the versions of its own packages, without the locked ones."""
     declared: Mapping[str, str] = field(default_factory=dict)
-    """The digests of the declared variables' values."""
+    """They are the digests of the declared variables' values."""
     lock: str = ""
-    """The digest of the resolved packages: a part of every key."""
+    """It is the digest of the resolved packages, and part of every key."""
     wheels: Mapping[str, str] = field(default_factory=dict)
-    """The hashes of the wheels that its models read."""
+    """They are the hashes of the wheels that the suite's models read."""
 
     @property
     def python(self) -> str:
@@ -140,7 +140,8 @@ def needs_of(
     secrets: Iterable[str] = (),
     wheels: Mapping[str, PinnedWheel] = MappingProxyType({}),
 ) -> Needs:
-    """The suite's needs, with paths relative to the suite, and those of QNN_CI_REQUIREMENTS."""
+    """Return the suite's needs, with paths relative to the suite, or with the requirements that
+    QNN_CI_REQUIREMENTS names if the suite names none."""
     file = suite.parent / requirements if requirements else None
     if file is None and os.environ.get(VARIABLE):
         file = Path(os.environ[VARIABLE]).absolute()
@@ -155,7 +156,7 @@ def needs_of(
 
 
 def installed(needs: Needs, store: Path) -> OwnPackages:
-    """The environment with these packages; only if it has to be created, the package index is asked."""
+    """Return the environment with these packages. The package index is asked only if it has to be created."""
     variables = {**needs.environment(os.environ), **located_wheels(needs.wheels, store)}
     values = key_of_declared(needs.variables, os.environ)
     hashes = {name: wheel.sha256 for name, wheel in needs.wheels.items()}
@@ -202,7 +203,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
 
 
 def _last_build(record: Path, state: str) -> str:
-    """The folder of the project's last build, if the project is as it was; else empty."""
+    """Return the folder of the project's last build if the project has not changed since; else empty."""
     try:
         build = json.loads(record.read_text(encoding="utf-8"))
         home, before = str(build["home"]), str(build["state"])
@@ -213,7 +214,7 @@ def _last_build(record: Path, state: str) -> str:
 
 
 def _state_of(project: Path, store: Path) -> str:
-    """The digest of the project's files, without what a build or a run of a suite writes."""
+    """Return the digest of the project's files, without what a build or a run of a suite writes."""
     digests, rows = Digests(store), []
     for path in sorted(_files_of(project)):
         name = path.relative_to(project).as_posix()
@@ -224,7 +225,7 @@ def _state_of(project: Path, store: Path) -> str:
 
 
 def _files_of(project: Path) -> list[Path]:
-    """Those that git knows or would add; all of them without git."""
+    """Return the files that git tracks or would add; all files if there is no git."""
     command = ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         process = captured(command)
@@ -235,7 +236,7 @@ def _files_of(project: Path) -> list[Path]:
 
 
 def locked_versions() -> dict[str, str]:
-    """The packages of this environment, in which the work runs, by name."""
+    """Return the versions of the packages in this environment, by name."""
     import importlib.metadata
 
     return {
@@ -245,7 +246,7 @@ def locked_versions() -> dict[str, str]:
 
 
 def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
-    """Every file that decides what is installed, including those that it includes."""
+    """Yield every file that decides what is installed, including files that it includes."""
     queue = [needs.requirements] if needs.requirements else []
     for file in _project_files(needs):
         yield file.name, file.read_text(encoding="utf-8")
@@ -302,8 +303,8 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     flags = ("-e ", "--index", "--extra")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(flags)]
     by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
-    # Of own packages alone: where an index has no hash of a wheel, uv unpacks it, and torch has 700 MB. With
-    # --no-deps it would leave such a hash out.
+    # Only own packages are resolved here: where an index has no hash of a wheel, uv unpacks it, and torch has
+    # 700 MB. With --no-deps it would leave such a hash out.
     own, others = list[str](), list[str]()
     for entry in entries_in("\n".join(lines)):
         if entry.name in pins or CUDA_ONLY.fullmatch(entry.name):
@@ -320,11 +321,11 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
 
 def _require_first_index(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
     """Refuse a package that is not from the first of the user's indexes with its name: whoever may publish in
-    another could replace a private package by a higher version. A hash of the author's says which is meant,
-    and a user who sets uv's strategy has decided."""
+    another could replace a private package by a higher version. A hash that the author gives says which
+    package is meant, and a user who sets uv's strategy has decided."""
     if not pip_settings.has_several_indexes(os.environ) or os.environ.get(STRATEGY):
         return
-    # What has none is of the address that its author names.
+    # A package without a version comes from the address that its author names.
     pins = (f"{row.name}=={row.version}\n" for row in entries if row.version)
     (home / "first.in").write_text("".join(pins), "utf-8")
     try:

@@ -1,4 +1,5 @@
-"""The user's Python project and environment: what may have a package that the locked environment lacks."""
+"""Find the user's Python project and environment, which may have a package that the locked environment
+lacks."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from provisioning.base.settings import ROOT
 
 PROJECT = "pyproject.toml"
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
-"""Variables that name the user's active environment."""
+"""These variables name the user's active environment."""
 OF_TORCH = ("torchvision", "torchaudio")
-"""Packages whose version follows from torch's."""
+"""The version of these packages follows from torch's."""
 
 
 def nearest_project(folder: Path) -> Path | None:
-    """The folder of the nearest pyproject.toml that describes a project; ours is none of the user's."""
+    """Return the folder of the nearest pyproject.toml that describes a project; None if that is this
+    toolkit's own."""
     for place in (folder, *folder.parents):
         if (place / PROJECT).is_file() and "project" in _document(place):
             return None if place == ROOT else place
@@ -28,7 +30,7 @@ def nearest_project(folder: Path) -> Path | None:
 
 
 def dependencies_of(project: Path) -> list[str]:
-    """What its pyproject.toml says that it needs; nothing of a project that only its build knows."""
+    """Return the dependencies in the project's pyproject.toml; none if they are known only to its build."""
     table = _document(project).get("project", {})
     names = table.get("dependencies", []) if isinstance(table, dict) else []
     return [str(name) for name in names] if isinstance(names, list) else []
@@ -44,7 +46,8 @@ def _document(project: Path) -> dict[str, object]:
 
 
 def contradicted(texts: Iterable[str], pins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Requirements of another version of a locked package, each with the locked name and version."""
+    """Yield each requirement that excludes the locked version of a package, with the locked name and
+    version."""
     for text in texts:
         try:
             requirement = Requirement(text)
@@ -56,7 +59,8 @@ def contradicted(texts: Iterable[str], pins: Mapping[str, str]) -> Iterator[tupl
 
 
 def version_at_hand(module: str, project: Path | None, environ: Mapping[str, str]) -> str:
-    """The requirement of the package that gives this module, as the user's environment has it; else empty."""
+    """Return the requirement of the package that has this module, in the version of the user's environment;
+    empty if there is none."""
     homes = [environ[name] for name in ACTIVE if environ.get(name)]
     homes += [str(project / ".venv")] if project else []
     for home in homes:
@@ -68,7 +72,7 @@ def version_at_hand(module: str, project: Path | None, environ: Mapping[str, str
 
 
 def _modules_of(distribution: Distribution) -> set[str]:
-    """The names under which it is imported."""
+    """Return the names under which the package is imported."""
     listed = (distribution.read_text("top_level.txt") or "").split()
     if listed:
         return set(listed)

@@ -1,5 +1,5 @@
-"""The argument MODEL of the everyday commands: a .pt2, `file.py:function`, `module:function`, or an .onnx;
-and the modules of its author, which come first on the search path."""
+"""Read the argument MODEL of the everyday commands: a .pt2, `file.py:function`, `module:function`, or an
+.onnx; and put the modules of its author first on the search path."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from provisioning.base.errors import CheckFailed, UnknownName, UsageError
 from provisioning.base.settings import ROOT
 
 EXPORTED = "range_constraints"
-"""The attribute that marks a module of torch.export."""
+"""This attribute marks a module of torch.export."""
 
 SAMPLE_FILES = (".npy", ".npz", ".pt")
 
 USUAL = ("make", "model")
-"""Functions of so many files that they name none."""
+"""So many files have functions with these names that they do not identify a model."""
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SIBLING = re.compile(r"^\s*(?:from|import)\s+(\w+)\b", re.MULTILINE)
-"""The first name of an absolute import."""
+"""It finds the first name of an absolute import."""
 SOURCES, PROJECT = "src", "pyproject.toml"
 QUANTIZING = b"quantized_decomposed."
 POINTER = b"version https://git-lfs.github.com/spec/"
@@ -45,13 +45,13 @@ class BadFactory(Exception):
 
     @property
     def missing(self) -> str:
-        """The module that is not installed, if that is why."""
+        """It is the module that is not installed, if that is why the model cannot be used; else empty."""
         cause = self.__cause__
         return (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
 
 
 def where_paths_begin(error: Exception) -> str:
-    """A fix for user code that did not find a file by a relative path; empty for other errors."""
+    """Return a fix for user code that did not find a file by a relative path; empty for other errors."""
     if not isinstance(error, FileNotFoundError) or not error.filename or _is_of_subprocess(error):
         return ""
     if Path(os.fsdecode(error.filename)).is_absolute():
@@ -63,7 +63,7 @@ def where_paths_begin(error: Exception) -> str:
 
 
 def _is_of_subprocess(error: Exception) -> bool:
-    """Whether a program was not found, which is searched on PATH."""
+    """Whether the missing file is a program that subprocess searched on PATH."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__") == "subprocess"
 
@@ -71,19 +71,20 @@ def _is_of_subprocess(error: Exception) -> bool:
 @dataclass(frozen=True, slots=True)
 class UserModel:
     name: str
-    """That of its case in a suite, of its evidence and of the files that are written: the file's, with the
-    function's where that says more."""
+    """It names the model's case in a suite, its evidence and the files that are written: the file's name,
+    with the function's if that says more."""
     factory: str
-    """As a suite in `search_path` names it: `module:function` or a .pt2's name; empty for an .onnx."""
+    """A suite in `search_path` names the model so: `module:function` or a .pt2's name; empty for an .onnx."""
     search_path: Path
     file: Path | None = None
-    """The .pt2, .onnx or .py; None for a module."""
+    """It is the .pt2, .onnx or .py; None for a module."""
     quantized: bool = False
-    """A .pt2 with quantizing operators in it."""
+    """Whether it is a .pt2 with quantizing operators in it."""
 
 
 def user_model(text: str, folder: Path) -> UserModel:
-    """Relative paths and modules are searched in `folder`. Imports nothing heavy."""
+    """Find the model that MODEL names, searching relative paths and modules in `folder`. Imports nothing
+    heavy."""
     head, colon, function = text.rpartition(":")
     if colon and head.endswith(".py") and function.isidentifier():
         path = _file(folder / head, text)
@@ -120,8 +121,8 @@ def user_model(text: str, folder: Path) -> UserModel:
 
 
 def _imported_as(path: Path, code: str) -> tuple[Path, str]:
-    """The folder that is searched for a file's module, and the module's name there. A part of a package
-    has the package in its name, or its relative imports would fail."""
+    """Return the folder that is searched for a file's module, and the module's name there. A module of a
+    package gets the package in its name, or its relative imports would fail."""
     beside = {file.stem for file in path.parent.glob("*.py")} - {"__init__"}
     if beside & set(SIBLING.findall(code)):
         # It is written to be run as a script.
@@ -160,14 +161,15 @@ def _word(name: str) -> str:
 
 
 def fix_of_content(path: Path, fix: str) -> str:
-    """The fix for a file that holds something else; a pointer of Git LFS has its own."""
+    """Return the fix for a file with unexpected content; a pointer of Git LFS has its own."""
     with path.open("rb") as file:
         is_pointer = file.read(len(POINTER)) == POINTER
     return "fetch what Git LFS has of it: git lfs pull; in gate.yml: `lfs: true`" if is_pointer else fix
 
 
 def _is_quantized(path: Path) -> bool:
-    """Whether an exported program quantizes. A .pt2 that is no archive of an exported program is an error."""
+    """Whether an exported program has quantizing operators. A .pt2 that is no archive of an exported program
+    is an error."""
     import zipfile
     import zlib
 
@@ -217,7 +219,7 @@ def search_first(folder: Path) -> None:
 
 
 def _share(packages: Sequence[str]) -> Callable[[], None]:
-    """Hide our packages from all code but ours. The result shows them again."""
+    """Hide our packages from all code but ours. Return a function that shows them again."""
     is_shown, hidden, original = False, _hide(packages), builtins.__import__
 
     def swap() -> None:
@@ -252,7 +254,7 @@ def _share(packages: Sequence[str]) -> Callable[[], None]:
 
 
 def _hide(packages: Sequence[str]) -> dict[str, ModuleType]:
-    """The modules of these packages, which nobody finds from now on."""
+    """Remove the modules of these packages from sys.modules, so that nobody finds them, and return them."""
     names = [name for name in sys.modules if name.partition(".")[0] in packages]
     return {name: sys.modules.pop(name) for name in names}
 
@@ -265,7 +267,7 @@ def _forget(folder: Path) -> None:
 
 
 def module_file(name: str, roots: Sequence[Path]) -> Path | None:
-    """The file of a module in the first root that has it; None for installed and built-in modules."""
+    """Return the file of a module in the first root that has it; None for installed and built-in modules."""
     relative = name.replace(".", "/")
     for root in roots:
         for path in (root / f"{relative}.py", root / f"{relative}/__init__.py"):
@@ -275,8 +277,8 @@ def module_file(name: str, roots: Sequence[Path]) -> Path | None:
 
 
 def modules_in(folder: Path) -> list[str]:
-    """The files of modules below it that this process has imported. Neither this toolkit, installed or a
-    clone, nor what else is installed into a virtual environment there is the user's."""
+    """Return the files of modules below a folder that this process has imported, except this toolkit's own
+    and packages installed into a virtual environment there."""
     ours = () if f"{folder}/".startswith(OURS) else OURS
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     below = {

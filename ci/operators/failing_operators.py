@@ -1,8 +1,7 @@
-"""Which operators a lowering fails at, proved by compiling parts of the partition alone.
+"""Find the operators at which a lowering fails, and prove it by compiling parts of the partition alone.
 
 QNN's first error is often not the cause. It may concern an operator that falls back to the CPU without harm,
-while the partition that the fallback leaves behind has nothing but constants and cannot be compiled.
-"""
+while the partition that the fallback leaves behind has nothing but constants and cannot be compiled."""
 
 from __future__ import annotations
 
@@ -42,15 +41,15 @@ VISITING = re.compile(r"Visiting: (\S+), ")
 NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
 MANY = 3
 ATTEMPTS = 5
-"""How many times lowering is tried in search of a fix; each takes as long as the failed one."""
+"""Lowering is tried at most this often in search of a fix; each attempt takes as long as the failed one."""
 SEARCHED_SECONDS = 60
-"""CPU seconds, since a busy machine must change no finding. After a longer compile, operators are tried alone
-and nothing is lowered again."""
+"""These are CPU seconds, because a busy machine must change no finding. After a longer compile, operators are
+tried alone and nothing is lowered again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Nodes of the edge graph at which the compiler fails; the first one is in the model's own code."""
+    """The compiler fails at these nodes of the edge graph; the first one is in the model's own code."""
 
     nodes: tuple[str, ...]
     operator: str
@@ -59,11 +58,11 @@ class Culprit:
     reason: str
     fix: str = ""
     source: str = ""
-    """FILE:LINE of the line."""
+    """It is FILE:LINE of the line."""
 
     @staticmethod
     def in_words(culprits: Sequence[Culprit]) -> str:
-        """Nodes of one line, as in a loop, are named once."""
+        """Describe the culprits in one sentence; nodes of one line, as in a loop, are named once."""
         alike: dict[tuple[str, ...], list[Culprit]] = {}
         for row in culprits:
             alike.setdefault((row.operator, row.line, row.reason), []).append(row)
@@ -86,7 +85,7 @@ class Search:
         self.watch = watch
         self.partition: Partition | None = None
         self.later: list[Any] = []
-        """The programs of the partitions that come after it, with what they are compiled for."""
+        """These are the programs of the partitions that come after it, with their compile specs."""
         self.visit_name = ""
         self.begin = 0
 
@@ -132,16 +131,16 @@ class Search:
 
     @property
     def node(self) -> Node | None:
-        """The node that the backend's builder had at hand when it failed."""
+        """It is the node that the partitioner or the backend's builder was working on when it failed."""
         if self.watch.current is not None or self.partition is None:
             return self.watch.current
         calls = (node for node in self.partition.calls if not is_glue(node))
         return next((node for node in calls if node.name == self.visit_name), None)
 
     def culprits(self, error: BaseException, *, alone: bool = False) -> list[Culprit]:
-        """The nodes at which the lowering with this error fails, and all others of their kind.
+        """Find the nodes at which the lowering with this error fails, and all others of their kind.
 
-        With `alone`, only those that fail alone are found: nothing larger is compiled."""
+        With `alone`, only nodes that fail alone are found: nothing larger is compiled."""
         node, partition = self.node, self.partition
         if node is not None:
             reason = f"the backend's builder fails: {type(error).__name__}: {error}"
@@ -201,7 +200,7 @@ class Search:
         return culprits if partition.live.issuperset(nodes) else [*culprits, *self._later_constants()]
 
     def _later_constants(self) -> list[Culprit]:
-        """The constants that a partition which was not compiled yet hands out: it would fail next."""
+        """Return the constants that a partition which was not compiled yet hands out: it would fail next."""
         return [
             self._culprit_of(node, "", partition)
             for partition in (Partition(program, spec) for program, spec in self.later)
@@ -220,7 +219,8 @@ class Search:
         return _suspect(nodes, reason, fix)
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Culprit:
-        """Also says why the operator that uses the constant is on the CPU."""
+        """Describe a constant that a partition hands out, and say why the operator that uses it is on the
+        CPU."""
         users = [user for node in nodes for user in self.watch.users.get(node.name, ())]
         for user in users:
             decision = self.watch.decisions.get(user)
@@ -240,15 +240,15 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """What must stay on the CPU, and the lowering that proves it."""
+    """It says what must stay on the CPU, and has the lowering that proves it."""
 
     culprits: tuple[Culprit, ...]
     cpu_nodes: list[str]
-    """As a suite names them."""
+    """They are named as in a suite."""
     lowering: Any
-    """None: it is not known that the rest lowers."""
+    """It is None if nothing proves that the rest lowers."""
     attempt: str = ""
-    """What is known instead."""
+    """If there is no lowering, it says what was tried."""
 
     @property
     def message(self) -> str:
@@ -258,7 +258,7 @@ class Workaround:
 def workaround_of(
     search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any], *, brief: bool
 ) -> Workaround | None:
-    """What must stay on the CPU so that the rest lowers; None if not found.
+    """Find what must stay on the CPU so that the rest lowers; None if not found.
 
     Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails. It
     is called only after a `brief` lowering."""
@@ -288,7 +288,7 @@ def workaround_of(
 
 @contextmanager
 def naming() -> Iterator[None]:
-    """The error of a lowering that fails meanwhile says which operators fail alone."""
+    """Add to the error of a lowering in this block which operators fail alone."""
     watch = PartitionerSpy()
     search, backend = Search(watch), qnn_preprocess.QnnBackend
     with watch.installed(), search.installed():
@@ -318,7 +318,7 @@ def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Culprit:
 
 
 def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
-    """The names; many that differ only by their number become one pattern."""
+    """Return the names; many that differ only by their number become one pattern."""
     patterns: dict[str, None] = {}
     order = {name: number for number, name in enumerate(nodes)}
     for name in sorted(names, key=lambda name: order.get(name, len(order))):
@@ -330,7 +330,7 @@ def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
 
 
 def _kinds(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Nodes that differ in nothing but their place and the values of their constants are of one kind."""
+    """Group nodes that differ only in their place and the values of their constants."""
     kinds: dict[tuple[str, ...], list[Node]] = {}
     for node in nodes:
         rest = [argument for argument in node.args if not isinstance(argument, Node)]
@@ -344,7 +344,7 @@ def _names(error: str, name: str) -> bool:
 
 
 def _in_words(errors: Sequence[str]) -> str:
-    """The first error that says more than that there is no kernel."""
+    """Describe the first error that says more than that there is no kernel."""
     for error in errors:
         if not NO_KERNEL.search(error):
             return f" ({with_names_of_data_types(error)[:200]})"

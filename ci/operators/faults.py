@@ -1,7 +1,7 @@
-"""What is known to go wrong with the operators of a program, by manifests/known_faults.toml.
+"""Find the known faults of a program's operators, which manifests/known_faults.toml lists.
 
-A row names one of the conditions here as its `when`: the arguments, shapes or values with which alone the
-fault is met. A condition reads the traits of a node; what it needs and the node does not tell is not met."""
+A row names one of the conditions here as its `when`: the fault appears only with such arguments, shapes or
+values. A condition reads the traits of a node, and is not met if it needs a trait that is not known."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from provisioning.manifest import soc_named
 CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
 POOLS = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d")
 USUAL_EPSILON_DB = 38.0
-"""What a norm may lose by its epsilon."""
+"""A norm's SQNR may fall to this by the loss of its epsilon."""
 HTP_EPSILON = 1e-9
 HTP_ROW, HTP_BLOCK = 32, 8
-"""The values of a row, and the rows and columns of a block, as HTP lays images out."""
+"""HTP lays images out in blocks of this many rows and columns, with this many values in a row."""
 LARGE_EPSILON = 1e-4
-"""Of a norm whose variance is not known."""
+"""From this epsilon on, a norm whose variance is not known counts as losing it."""
 
 
 def _argument(node: Traits, name: str, default: Any = None) -> Any:
@@ -41,18 +41,18 @@ def _tensor(node: Traits, name: str) -> TensorEnds:
 
 
 def _sizes(node: Traits) -> tuple[Sequence[int], Sequence[int]]:
-    """The shapes of its first operand and of its output; both are empty where one is not known."""
+    """Return the shapes of the first operand and of the output; both are empty if one is not known."""
     return (node.input, node.output) if node.input and node.output else ((), ())
 
 
 def _window(value: Any, count: int) -> list[int]:
-    """A size of a window for each dimension."""
+    """Return the size of a window for each dimension."""
     values = [value] if isinstance(value, int) else [*(value or ())]
     return values * count if len(values) == 1 else values
 
 
 def _range(node: Traits) -> tuple[float, float]:
-    """Of the values of its first operand; of none where it is not known."""
+    """Return the range of the first operand's values; NaN if it is not known."""
     return node.range or (math.nan, math.nan)
 
 
@@ -65,18 +65,21 @@ def has_argument(name: str) -> Callable[[Traits], bool]:
 
 
 def above_one(name: str) -> Callable[[Traits], bool]:
-    """Of a number for each dimension, or one number."""
+    """Make a condition on an argument that has one number, or one for each dimension: it is met if the
+    largest is above one."""
     return lambda node: max(_window(_argument(node, name, 1), 1), default=1) > 1
 
 
 def pads_a_negative_begin(node: Traits) -> bool:
-    """Or a negative end in a dimension that has a positive begin; a negative end alone is right."""
+    """Whether a begin is negative, or an end is negative in a dimension with a positive begin; a negative end
+    alone is computed correctly."""
     pads = _argument(node, "pad", ())
     return any(begin < 0 or begin > 0 > end for begin, end in zip(pads[::2], pads[1::2], strict=False))
 
 
 def pads_two_ends(node: Traits) -> bool:
-    """Of two dimensions, at no beginning, and not for convolutions and pools alone."""
+    """Whether two dimensions are padded at their ends and none at its beginning, unless only convolutions and
+    pools read the result."""
     pads, readers = _argument(node, "pad", ()), node.readers
     ends = [(begin, end) for begin, end in zip(pads[::2], pads[1::2], strict=False) if begin or end]
     windows = readers and all(_name(reader) in (*CONVOLUTIONS, *POOLS) for reader in readers)
@@ -100,7 +103,8 @@ def resizes_aligned_to_an_even_multiple(node: Traits) -> bool:
 
 
 def pools_over_the_edge(node: Traits) -> bool:
-    """Windows that move by one are right, unless what is padded does not count."""
+    """Whether a pool with padding, or with windows beyond the edge, is computed wrongly. Windows that move by
+    one are right, unless padding is left out of the count."""
     in_shape, out_shape = _sizes(node)
     count = len(_window(_argument(node, "kernel_size", ()), 1))
     kernel = _window(_argument(node, "kernel_size", ()), len(in_shape[2:]))
@@ -115,7 +119,7 @@ def pools_over_the_edge(node: Traits) -> bool:
 
 
 def pools_by_four(node: Traits) -> bool:
-    """By its kernel; an adaptive pool by its sizes."""
+    """Whether the kernel and stride are four; for an adaptive pool, whether the sizes shrink by four."""
     in_shape, out_shape = _sizes(node)
     if kernel := _window(_argument(node, "kernel_size", ()), 2):
         stride = _window(_argument(node, "stride"), 2) or kernel
@@ -136,7 +140,7 @@ def pools_to_no_root(node: Traits) -> bool:
 
 
 def has_a_parameter_for_each_channel(node: Traits) -> bool:
-    """After a convolution the layout is another."""
+    """Whether the weight has several values, except after a convolution, where the layout differs."""
     return math.prod(_tensor(node, "weight").shape) > 1 and _name(node.maker) not in CONVOLUTIONS
 
 
@@ -149,7 +153,8 @@ def gives_integers(node: Traits) -> bool:
 
 
 def loses_its_epsilon(node: Traits) -> bool:
-    """By how much the norm's scale changes without it, where the variance is known."""
+    """Whether the norm's scale changes too much without its epsilon; if the variance is not known, whether
+    the epsilon is large."""
     epsilon, variance = _argument(node, "eps", 0.0), _tensor(node, "running_var").least
     if variance is None:
         return bool(epsilon >= LARGE_EPSILON)
@@ -177,7 +182,7 @@ def _name(operator: str) -> str:
 
 
 def normalizes_small_rows_of_an_image(node: Traits) -> bool:
-    """Whether the image has more than one row of blocks of HTP's, which hold 8 x 8 rows of 32 values."""
+    """Whether the image has more than one block of HTP's, which holds 8 x 8 rows of 32 values."""
     height, width, values = (*(1, 1, 1), *(node.input or ()))[-3:]
     return values <= HTP_ROW and height > 1 and max(height, width) > HTP_BLOCK
 
@@ -219,7 +224,7 @@ CONDITIONS: Mapping[str, Callable[[Traits], bool]] = {
     "of_values_below_-88": lambda node: _range(node)[0] < -88,
     "of_values_down_to_-1": lambda node: _range(node)[0] <= -0.999,
 }
-"""By the name that a row gives."""
+"""It maps the name that a row gives to the condition."""
 
 DECIBELS = re.compile(r"(-?\d+(?:\.\d+)?)(?: to -?\d+(?:\.\d+)?)? dB")
 
@@ -228,7 +233,7 @@ class Met(NamedTuple):
     fault: Fault
     line: str
     operator: str
-    """Of the node, as the graph has it."""
+    """It is the node's operator, as the graph names it."""
 
     def __str__(self) -> str:
         at = f" at {self.line}" if self.line else ""
@@ -237,7 +242,7 @@ class Met(NamedTuple):
 
 @cache
 def versions_of(build_id: str = "") -> Mapping[Product, str]:
-    """Of what is installed here, and of a build of QNN; an empty id is of none."""
+    """Return the versions of what is installed here, and of a build of QNN unless its id is empty."""
     versions: dict[Product, str] = {"executorch": importlib.metadata.version("executorch")}
     return {**versions, **({"qnn": version_in(build_id)} if build_id else {})}
 
@@ -252,9 +257,9 @@ def faults_in(
     least: float | None = None,
     seen_db: float | None = None,
 ) -> list[Met]:
-    """Those of the emulator that programs of ExecuTorch can have, with these nodes (`delegated_nodes`): such
-    as give wrong numbers, or with `dies` no program. `least`: the least value of their inputs, if
-    known. First comes what is measured to lose as much as is seen."""
+    """Return the emulator's faults that programs of ExecuTorch with these nodes (`delegated_nodes`) can have:
+    faults that give wrong numbers, or with `dies`, faults that give no program. `least` is the least value of
+    their inputs, if known. With `seen_db`, the fault whose measured SQNR is nearest comes first."""
     arch = soc_named(soc).arch
     rows = []
     for fault in load_faults():
@@ -274,7 +279,7 @@ def faults_in(
 
 
 def effect_db(fault: Fault) -> float:
-    """The SQNR that its script printed first; that of equal outputs if it printed none."""
+    """Return the SQNR that the fault's script printed first; that of equal outputs if it printed none."""
     match = DECIBELS.search(fault.figure or fault.effect)
     return float(match[1]) if match else EXACT_DB
 

@@ -1,5 +1,5 @@
-"""The partitioner's decision on every operator, the reason, and the operator's place in the model; parts of a
-partition as programs of their own; and the traits of nodes."""
+"""Record the partitioner's decision on every operator, the reason, and the operator's place in the model.
+Compile parts of a partition as programs of their own, and read the traits of nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ci.work.child import printed_so_far, text_since
 DELEGATE = "executorch_call_delegate"
 
 PASS_THROUGH = ("getitem",)
-"""Takes one of a delegate's outputs: no work for the CPU."""
+"""These take one of a delegate's outputs, which is no work for the CPU."""
 
 LIBRARIES = tuple(
     str(Path(module.__file__ or "").parent) + "/"
@@ -61,15 +61,15 @@ class Decision:
 
 @dataclass
 class PartitionerSpy:
-    """Collects decisions while it is installed."""
+    """It collects decisions while it is installed."""
 
     on_cpu: Container[object] = ()
-    """Names of nodes that stay on the CPU, among them constants' dequantizers, which the partitioner's own
-    list does not cover."""
+    """These nodes stay on the CPU, among them constants' dequantizers, which the partitioner's own list does
+    not cover."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     users: dict[str, tuple[str, ...]] = field(default_factory=dict)
     current: Any = None
-    """The node that the partitioner looks at now, or at which it failed."""
+    """It is the node that the partitioner is looking at, or at which it failed."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -102,7 +102,7 @@ class PartitionerSpy:
 
 
 def _reason(messages: list[str], native: str, node: Any) -> str:
-    """The partitioner's words; after a failed validation also the backend's."""
+    """Return the partitioner's reason, and after a failed validation also the backend's."""
     message = next((line.partition(" | ")[2] for line in reversed(messages) if " | " in line), "")
     if message == "False":
         errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
@@ -120,7 +120,8 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
 
 
 def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> list[CpuOperator]:
-    """The operators outside the delegates. Those without a decision were added after the partitioner ran."""
+    """Return the operators outside the delegates. Operators without a decision were added after the
+    partitioner ran."""
     operators = []
     for node in graph.nodes:
         if node.op != "call_function" or is_glue(node):
@@ -149,20 +150,21 @@ def _gives_integers(node: Any) -> bool:
 
 
 def cpu_kernels() -> frozenset[str]:
-    """The operators that ExecuTorch's runtime has CPU kernels for, as `aten::add`."""
+    """Return the operators for which ExecuTorch's runtime has CPU kernels, as `aten::add`."""
     from executorch.runtime import Runtime
 
     return frozenset(name.partition(".")[0] for name in Runtime.get().operator_registry.operator_names)
 
 
 def has_kernel(operator: str, kernels: Collection[str]) -> bool:
-    """Python's runtime has only aten's kernels; the runner is linked with more."""
+    """Whether the runtime has a kernel for an operator. Python's runtime has only aten's kernels, and the
+    runner is linked with more, so other libraries' operators count as having one."""
     library, _, rest = operator.partition(".")
     return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
 
 
 def is_volume_convolution(node: Any) -> bool:
-    """ExecuTorch's CPU convolution accepts only inputs of three and four dimensions."""
+    """Whether a convolution has more than four dimensions, which ExecuTorch's CPU kernel does not accept."""
     value = node.args[0].meta.get("val") if operator_name(node) == "aten.convolution.default" else None
     return value is not None and value.dim() > 4
 
@@ -181,20 +183,21 @@ def operator_name(node: Any) -> str:
 
 
 def module_path(path: str) -> str:
-    """The module's name in named_modules(), without export's wrappers."""
+    """Return the module's name in named_modules(), without export's wrappers."""
     path = re.sub(r"^L\['self'\]|^L__self__", "", path)
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
     return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
 
 
 def module_of(node: Any) -> str:
-    """The name in named_modules() of the node's module; empty for the model itself."""
+    """Return the name in named_modules() of the node's module; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return module_path(stack[-1][0]) if stack else ""
 
 
 def partition_of(program: Any, backend: str = "htp") -> list[GraphPart]:
-    """The lowered graph as runs of operators, in order: in a delegate or on the CPU, and which operators."""
+    """Return the lowered graph as runs of operators, in order: each in a delegate or on the CPU, with its
+    operators."""
     parts: list[tuple[str, Counter[str]]] = []
     delegates = itertools.count()
     for node in _operators_of(program.graph_module.graph):
@@ -219,7 +222,7 @@ def _operators_of(graph: Any) -> Iterator[Any]:
 
 
 class Partition:
-    """A partition as the partitioner produced it, before the backend's passes change it."""
+    """It keeps a partition as the partitioner produced it, before the backend's passes change it."""
 
     def __init__(self, program: Any, specs: Sequence[Any]) -> None:
         self.program = _copy_of(program)
@@ -240,7 +243,8 @@ class Partition:
 
     @cached_property
     def operators(self) -> list[Node]:
-        """The operators at which the compiler may fail, without those that always belong to another node."""
+        """Return the operators at which the compiler may fail, without those that always belong to another
+        node."""
         return [
             node
             for node in self.calls
@@ -252,7 +256,7 @@ class Partition:
         return any(user.op == "output" for user in node.users)
 
     def constants_of(self, node: Node) -> list[Node]:
-        """The node's operands that are computed from constants alone, and their operands."""
+        """Return the node's operands that are computed from constants alone, and their operands."""
         constants: dict[Node, None] = {}
         todo = [node]
         while todo:
@@ -263,9 +267,10 @@ class Partition:
         return list(constants)
 
     def error_of(self, nodes: Iterable[Node], *, buffers: bool = False) -> str:
-        """Why these nodes do not compile together with their quantizers and constants; empty if they do.
+        """Return why these nodes do not compile together with their quantizers and constants; empty if they
+        do.
 
-        With `buffers`, what is computed from constants is given to them, as a buffer is."""
+        With `buffers`, values that are computed from constants are passed to them, as a buffer is."""
         program = self._program_of(self._closure(nodes, buffers))
         with QnnManagerContext({"forward": self.specs}):
             try:
@@ -298,7 +303,8 @@ class Partition:
         return members
 
     def _program_of(self, members: Collection[Node]) -> Any:
-        """Outside values become inputs, values that are used outside become outputs."""
+        """Make a program of these nodes: outside values become inputs, and values that are used outside
+        become outputs."""
         ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         graph, copies = torch.fx.Graph(), dict[Node, Node]()
         outside = [node for node in self.program.graph.nodes if node not in members]
@@ -328,7 +334,8 @@ class Partition:
 
 
 def restore_builtins() -> None:
-    """The backend's error path imports all of torch into its module, and torch.range replaces Python's."""
+    """Restore `range`: the backend's error path imports all of torch into its module, and torch.range
+    replaces Python's."""
     vars(qnn_preprocess).pop("range", None)
 
 
@@ -338,8 +345,8 @@ def smallest_failing(
     suspects: Sequence[Node],
     late: Callable[[], bool],
 ) -> list[Node]:
-    """The smallest set of nodes that fails, with the node at fault last: one of `suspects`, if it fails
-    alone. Empty if all of them together do not fail."""
+    """Return the smallest set of nodes that fails, with the node at fault last: one of `suspects`, if it
+    fails alone. It is empty if all nodes together do not fail."""
     for node in suspects:
         if fails([node]):
             return [node]
@@ -349,7 +356,7 @@ def smallest_failing(
 
 
 def _ends(node: Node, user: Node) -> bool:
-    """Whether the consumer of the node's output quantizes it."""
+    """Whether the user of the node's output quantizes it."""
     return is_quantizer(user) and not ("dequantize" in operator_name(user) and is_quantizer(node))
 
 
@@ -379,7 +386,7 @@ def _program(original: Any, graph: Any, signature: Any) -> Any:
 
 
 def _meta_copy(meta: dict[str, object]) -> dict[str, object]:
-    """A copy: the backend's passes write into the dictionaries in it."""
+    """Copy a node's meta, because the backend's passes write into the dictionaries in it."""
     return {key: dict(value) if type(value) is dict else value for key, value in meta.items()}
 
 
@@ -387,14 +394,14 @@ def _meta_copy(meta: dict[str, object]) -> dict[str, object]:
 
 
 Constants = Callable[[Any], Any]
-"""The tensor that a node is, if it is one of the model's own."""
+"""It returns the tensor that a node stands for, if it is one of the model's own."""
 
 CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
 
 
 def delegated_nodes(program: Any, source: Any) -> dict[str, Traits]:
-    """The traits of every node in a delegate, by QNN's name of the node, and whether lowering added it (a
-    cast where `source`, if it is a graph, has none)."""
+    """Return the traits of every node in a delegate, by QNN's name of the node. A cast counts as added by
+    lowering if `source` is a graph without casts."""
     nodes = {}
     graph = getattr(source, "graph", None)
     casts = graph is None or any(_is_cast(node) for node in graph.nodes)
@@ -410,7 +417,7 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, Traits]:
 
 
 def constants_of(program: Any) -> Constants:
-    """Those of an exported program, or of the module that it becomes."""
+    """Return a function that finds the constants of an exported program, or of the module that it becomes."""
     if not isinstance(program, torch.export.ExportedProgram):
         return lambda node: attrgetter(node.target)(program) if node.op == "get_attr" else None
     signature = program.graph_signature
@@ -449,7 +456,8 @@ def traits_of(node: Any, constants: Constants = lambda node: None) -> Traits:
 
 
 def _shape_of(node: Any) -> tuple[int, ...] | None:
-    """That of the values, where indices are given beside them. A quantizer need not tell its own."""
+    """Return a node's shape; if it gives values and indices, that of the values. A quantizer may lack its own
+    shape, and then has its operand's."""
     while node is not None and "val" not in node.meta and is_quantizer(node):
         node = node.args[0]
     value = None if node is None else node.meta.get("val")
@@ -458,7 +466,7 @@ def _shape_of(node: Any) -> tuple[int, ...] | None:
 
 
 def _is_between(node: Any) -> bool:
-    """Whether it passes on what another node computes."""
+    """Whether a node only passes on what another node computes."""
     return is_quantizer(node) or node.target is getitem
 
 
@@ -482,7 +490,7 @@ def _readers_of(node: Any) -> list[Any]:
 
 
 def _range_of(operand: Any) -> tuple[float, float] | None:
-    """What its dequantizer can give, if all of it has one scale."""
+    """Return the range that an operand's dequantizer can give, if it has one scale for the whole tensor."""
     if operand is None or not is_quantizer(operand) or "dequantize_per_tensor" not in operator_name(operand):
         return None
     scale, zero, least, most = operand.args[1:5]
@@ -523,7 +531,7 @@ def _ends_of(node: Any, constants: Constants) -> TensorEnds:
 
 
 def _constant(node: Any, constants: Constants) -> Any:
-    """Also one that a quantizer reads, or that is one number everywhere."""
+    """Return a node's constant tensor, also if a quantizer reads it or if it is one number everywhere."""
     if node.op == "call_function" and "full" in operator_name(node) and isinstance(node.args[1], int | float):
         return torch.tensor(float(node.args[1])).expand(_shape_of(node) or [])
     if node.op == "call_function" and is_quantizer(node):
@@ -537,7 +545,8 @@ def _constant(node: Any, constants: Constants) -> Any:
 
 
 def _lowered_name(node: Any) -> str:
-    """A batch norm by statistics of its input becomes another operator than one by running statistics."""
+    """Return the operator's name after lowering: a batch norm that uses its input's statistics becomes
+    another operator than one that uses running statistics."""
     name = operator_name(node)
     by_input = name == "batch_norm.default" and node.args[5]
     return "_native_batch_norm_legit.no_stats" if by_input else name
@@ -551,7 +560,7 @@ def _is_number(operand: Any, constants: Constants) -> bool:
 
 
 def _kind_of(node: Any) -> str:
-    """Empty where it is no tensor."""
+    """Return the name of a node's type; empty if it is no tensor."""
     if is_quantizer(node) and "dequantize" in operator_name(node):
         # It need not tell its own.
         return "float32"
@@ -564,7 +573,7 @@ def _kind_of(node: Any) -> str:
 
 
 def _is_of_another_call(node: Any) -> bool:
-    """torch numbers the calls of a module from the second on."""
+    """Whether the node's module was called before: torch numbers its calls from the second on."""
     return "@" in next(reversed([*(node.meta.get("nn_module_stack") or {"": ""})]))
 
 

@@ -1,8 +1,7 @@
-"""The operator tables: how each operator works on HTP in each scheme, as measured on the emulator; of
-ExecuTorch, and of ONNX as ONNX Runtime compiles it.
+"""Read the operator tables: how each operator of ExecuTorch, and of ONNX as ONNX Runtime compiles it, works
+on HTP in each scheme, as measured on the emulator.
 
-They are measured and made in the laboratory; docs/operators.md shows them, and `diagnose` one operator.
-"""
+The laboratory measures and writes them; docs/operators.md shows them, and `diagnose` shows one operator."""
 
 from __future__ import annotations
 
@@ -48,14 +47,16 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "unfold": ("im2col",),
     "view": ("unsafeview",),
 }
-"""Other keys of what a row of the table has: how aten calls it, or what it becomes when it is exported."""
+"""It maps a row's key to other keys of the same operator: its name in aten, or the operator that it is
+exported as."""
 
 INDEX_COPY = "index_copy"
-"""No copy of what `index` gives."""
+"""Its name is no `_copy` form of the operator `index`."""
 
 
 def key_of(operator: str) -> str:
-    """The same for `aten.adaptive_avg_pool2d.default` and `adaptive_avgpool2d`, `view` and `view_copy`."""
+    """Return a key that is the same for `aten.adaptive_avg_pool2d.default` and `adaptive_avgpool2d`, and for
+    `view` and `view_copy`."""
     name = operator.removeprefix("aten.").removeprefix("dim_order_ops.").partition(".")[0]
     if name != INDEX_COPY:
         name = name.removesuffix("_copy")
@@ -63,7 +64,7 @@ def key_of(operator: str) -> str:
 
 
 def names_of(operator: str) -> tuple[str, ...]:
-    """The keys of a row of the table."""
+    """Return all keys of a row of the table."""
     key = key_of(operator)
     return (key, *ALIASES.get(key, ()))
 
@@ -86,52 +87,56 @@ WORDS: Mapping[Result, str] = {
     "dies": "DIES",
     "crash": "CRASHES",
 }
-"""By result, from the best."""
+"""It maps each result, from the best, to the word that is shown."""
 
 WORST_FIRST: tuple[Result, ...] = tuple(reversed([*WORDS]))
 
 IN_CHAIN = "in a chain"
-"""The form between two layers; `in a chain, scalar` is another way to write the operator there."""
+"""This form has the operator between two layers; `in a chain, scalar` is another way to write the operator
+there."""
 
 
 class Case(NamedTuple):
-    """What one form of an operator gave, in the worst of its draws."""
+    """It is the result of one form of an operator, in the worst of its draws."""
 
     result: Result
     db: float | None = None
-    """Its SQNR against the quantized model on the CPU; if LOST, that one's against the float model."""
+    """It is the SQNR against the quantized model on the CPU; if LOST, that model's SQNR against the float
+    model."""
 
     def __str__(self) -> str:
-        """`WRONG -6 dB`, or `DIES`."""
+        """Format as `WRONG -6 dB`, or `DIES`."""
         return f"{WORDS[self.result]}{self.figure}"
 
     @property
     def figure(self) -> str:
-        """With a space before it."""
+        """Format the figure with a space before it; empty if there is none."""
         return in_db(self.db) + (" to float" if self.result == "lost" and self.db is not None else "")
 
 
 class Cell(NamedTuple):
-    """One operator in one scheme on one chip.
+    """A cell describes one operator in one scheme on one chip.
 
-    Its word is that of most of ExecuTorch's tests and of our plain case; of words that are as frequent, the
-    worst. What is not whole on HTP alone, and does not fail, has the word of the chain."""
+    Its word is the most frequent one among ExecuTorch's tests and our plain case; of equally frequent words,
+    the worst counts. If the operator alone is not whole on HTP, and does not fail, the cell has the word of
+    the chain."""
 
     result: Result
     db: float | None = None
-    """The least figure of all draws that gave this word."""
+    """It is the least figure of all draws that gave this word."""
     form: str = ""
-    """The form that has this figure: inputs, a shape, or a test of ExecuTorch's; empty: the plain case."""
+    """This form has the figure: inputs, a shape, or a test of ExecuTorch's; empty for the plain case."""
     cases: int = 1
-    """How many programs were tried."""
+    """So many programs were tried."""
     others: Mapping[str, Case] = {}
-    """The forms whose worst draw gave another word. `alone`: what it gave without a chain, which decides."""
+    """They are the forms whose worst draw gave another word. `alone` is the result without a chain, if the
+    chain decides."""
     loses_db: float | None = None
-    """How much farther HTP is from the float model than the quantized model on the CPU is, at most; None
-    below 20."""
+    """HTP is at most so much farther from the float model than the quantized model on the CPU is; None below
+    20."""
 
     def __str__(self) -> str:
-        """`whole 51 dB: small [-0.01, 0.01]; WRONG -6 dB: across [0.5, 2.5]`."""
+        """Format as `whole 51 dB: small [-0.01, 0.01]; WRONG -6 dB: across [0.5, 2.5]`."""
         figure = Case(self.result, self.db).figure
         form = f": {self.form}" if self.form and figure else ""
         loses = "" if self.loses_db is None else f", loses{in_db(self.loses_db)}"
@@ -146,19 +151,19 @@ class Cell(NamedTuple):
 
 
 EXACT = 200.0
-"""The SQNR in dB of outputs that are equal."""
+"""Equal outputs have this SQNR in dB."""
 
 Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
 ONLY: dict[str, object] = {"additionalProperties": False}
-"""For JSON Schema: no other keys than those of the pattern."""
+"""In JSON Schema, it refuses keys that do not match the pattern."""
 Rows = Annotated[Mapping[Chip, Mapping[str, Cell]], Field(json_schema_extra=ONLY)]
-"""By chip and scheme."""
+"""It has a cell for each chip and scheme."""
 
 
 class OperatorTable(Model):
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)] = {}
-    """What each chip was measured with."""
+    """It says what each chip was measured with."""
     cells: Mapping[str, Rows] = {}
 
 
@@ -175,12 +180,13 @@ def read(path: Path = TABLE) -> OperatorTable:
 
 @cache
 def shipped() -> OperatorTable:
-    """The committed table."""
+    """Return the committed table."""
     return read()
 
 
 def rows_by_key(rows: Iterable[str]) -> Mapping[str, str]:
-    """By each operator's key the row of its own name, else the only one that has it among its names."""
+    """Map each operator's key to the row of its own name, else to the only row that has the key among its
+    names."""
     own: dict[str, set[str]] = defaultdict(set)
     among: dict[str, set[str]] = defaultdict(set)
     for name in rows:
@@ -196,7 +202,7 @@ def shipped_rows() -> Mapping[str, str]:
 
 
 def in_db(figure: float | None) -> str:
-    """With a space before it."""
+    """Format a figure with a space before it; empty if there is none."""
     return "" if figure is None else " exact" if figure >= EXACT else f" {round(figure)} dB"
 
 
@@ -205,12 +211,12 @@ ONNX_TABLE = MANIFESTS / "onnx_operators.json"
 
 @cache
 def shipped_onnx() -> OperatorTable:
-    """The committed table of ONNX's operators, as ONNX Runtime compiles them."""
+    """Return the committed table of ONNX's operators, as ONNX Runtime compiles them."""
     return read(ONNX_TABLE)
 
 
 def lines_of(operator: str, scheme: str) -> Iterator[str]:
-    """What the tables have of an operator, by ExecuTorch's name or by ONNX's, on the default chip."""
+    """Yield the tables' lines for an operator, by ExecuTorch's name or by ONNX's, on the default chip."""
     for name, table in ((name_in_table(operator), shipped()), (operator, shipped_onnx())):
         cell = table.cells.get(name, {}).get(DEFAULT_SOC, {}).get(scheme)
         if cell:
@@ -218,5 +224,5 @@ def lines_of(operator: str, scheme: str) -> Iterator[str]:
 
 
 def name_in_table(operator: str) -> str:
-    """The name of its row; empty if it has none, or several."""
+    """Return the name of the operator's row; empty if it has none, or several."""
     return shipped_rows().get(key_of(operator), "")

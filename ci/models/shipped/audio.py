@@ -1,4 +1,4 @@
-"""A keyword spotter: strided one-dimensional convolutions over a waveform."""
+"""Build a keyword spotter: strided one-dimensional convolutions over a waveform."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TONES = 8
 
 
 class KeywordNet(Classifies):
-    """A wide first kernel, then narrow ones with strides in place of the M5 net's pooling."""
+    """The first kernel is wide; then come narrow ones with strides in place of the M5 net's pooling."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class KeywordNet(Classifies):
                 nn.init.constant_(feature.bias, ON)
         self.classifier = nn.Linear(widths[-1], classes)
         with torch.no_grad():
-            # Scores as far apart as training leaves them: of equal ones the softmax makes a constant.
+            # Keep the scores as far apart as training does: the softmax turns equal ones into a constant.
             self.classifier.weight.mul_(8)
 
     def forward(self, wave: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class KeywordNet(Classifies):
 
 def keywords(channels: int = 32, samples: int = 8000, classes: int = 35) -> tuple[nn.Module, Inputs]:
     def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
-        # Tones that come and go: of a single one, calibration would have to meet every pitch.
+        # The tones come and go: with a single one, calibration would have to meet every pitch.
         time = torch.arange(samples, dtype=torch.float32) / 8000
         pitch, swell, phase = torch.rand(3, TONES, 1, generator=generator)
         tones = torch.sin(6.2831853 * (100 + 700 * pitch) * time) * torch.sin(

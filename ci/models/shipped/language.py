@@ -1,4 +1,5 @@
-"""A BERT encoder, and decoders of Llama 3.2's kind: prefill, and one token with a static cache."""
+"""Build decoders of Llama 3.2's kind: one for prefill, and one that computes one token with a static
+cache."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from ci.models.shipped.vision import Inputs
 
 FAR = -100.0
-"""What masks add where a token must not look: as good as minus infinity, and kind to quantization."""
+"""A mask adds this where a token must not look: it acts like minus infinity, and quantizes well."""
 
 
 class RmsNorm(nn.Module):
@@ -21,14 +22,14 @@ class RmsNorm(nn.Module):
 
 
 def rotation(length: int, size: int, base: float = 500_000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of rotary embedding, for every position."""
+    """Return the cosines and sines of rotary embedding, for every position."""
     steps = base ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * steps
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The halves of the last dimension turned against each other, as Llama's checkpoints have them."""
+    """Rotate the halves of the last dimension against each other, as Llama's checkpoints need it."""
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
@@ -101,7 +102,8 @@ class Prefill(Llama):
 
 
 class Decode(Llama):
-    """One token. The cache comes in and the token's own keys and values go out: shapes never change."""
+    """It computes one token. The cache comes in, and the token's own keys and values go out, so shapes never
+    change."""
 
     def forward(self, token: Tensor, position: Tensor, mask: Tensor, *cache: Tensor) -> tuple[Tensor, ...]:
         x = self.embedding(token)

@@ -1,4 +1,4 @@
-"""One operator of ONNX alone, by the node tests that the package onnx brings."""
+"""Build a model of one ONNX operator from the node tests in the package onnx."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ PACKAGE = "onnx.backend.test.case.node"
 def node(
     test: str, module: str, opset: int, constants: str = ""
 ) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """In this opset with its own inputs; those that `constants` names (A,B) become weights of the model."""
+    """Return a test's model in this opset, with its inputs; the inputs that `constants` names (A,B) become
+    weights of the model."""
     importlib.import_module(f"{PACKAGE}.{module}")
     case = next(case for case in importlib.import_module(PACKAGE)._NodeTestCases if case.name == test)
     model, values = model_of(case, opset, tuple(filter(None, constants.split(","))))
@@ -83,6 +84,6 @@ def outputs_of(case: TestCase) -> dict[str, NDArray[Any]]:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    """Models have no doubles, so floats stand for them."""
+    """Convert a test's value to an array; doubles become floats, because models have none."""
     array = numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
     return array.astype(np.float32) if array.dtype == np.float64 else array

@@ -1,4 +1,4 @@
-"""Small graphs around one operator each, between layers that have weights."""
+"""Build small graphs around one operator each, between layers that have weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH = 16
 
 
 class Between(nn.Module):
-    """A linear layer, what is looked at, and another linear layer."""
+    """It puts a module between two linear layers."""
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Calls(nn.Module):
 
 
 def spread(*shape: int) -> Inputs:
-    """Evenly within bounds that calibration can learn, with a variance of 1."""
+    """Draw inputs evenly within bounds that calibration can learn, with a variance of 1."""
     return lambda generator: ((torch.rand(shape, generator=generator) - 0.5) * 12**0.5,)
 
 
@@ -49,7 +49,7 @@ def gelu(approximate: str = "none") -> tuple[nn.Module, Inputs]:
 
 
 def erf_gelu() -> tuple[nn.Module, Inputs]:
-    """GELU written out: `erf` is no operator of the HTP."""
+    """Write GELU out with `erf`, which is no operator of HTP."""
     return around(Calls(lambda x: x * 0.5 * (1.0 + torch.erf(x * 0.70710678))))
 
 
@@ -75,7 +75,7 @@ def convolution() -> tuple[nn.Module, Inputs]:
 
 
 def depthwise() -> tuple[nn.Module, Inputs]:
-    """A depthwise 1x1 convolution before a ReLU, which QNN computes wrongly at 16 bits."""
+    """Put a depthwise 1x1 convolution before a ReLU, which QNN computes wrongly at 16 bits."""
     model = nn.Sequential(nn.Conv2d(32, 32, 1, groups=32), nn.ReLU()).eval()
     return model, lambda generator: (torch.rand(1, 32, 8, 8, generator=generator) * 2 - 1,)
 

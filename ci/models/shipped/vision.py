@@ -1,4 +1,4 @@
-"""Convolutional nets, a vision transformer and a segmentation net."""
+"""Build convolutional nets and a vision transformer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SETTLING = 24
-"""Inputs in the batch whose statistics the norms get: with few, the last layers would see none like them."""
+"""The batch that gives the norms their statistics has so many inputs; with few, the last layers would see
+unlike ones later."""
 
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
 
 PATCHES = ((1, 0.8), (2, 0.6), (8, 0.4))
-"""An image's layers: into how many patches each way one is cut, and how much it counts. Grain is added."""
+"""Each row is a layer of an image: the number of patches each way, and the layer's weight. Grain is added."""
 
 
 def images(size: int) -> Inputs:
-    """As photographs are: neighbours are alike, and no two images have one brightness."""
+    """Draw images that resemble photographs: neighbouring pixels are alike, and every image has its own
+    brightness."""
 
     def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
         image = 0.2 * (torch.rand(1, 3, size, size, generator=generator) - 0.5)
@@ -36,8 +38,8 @@ class Classifies(nn.Module):
 
 
 def settled(model: Classifies, inputs: Inputs) -> nn.Module:
-    """As training would, give every batch norm the statistics of what reaches it, and the classes scores
-    around zero: scores that are nearly the same for all inputs would hide what the inputs do."""
+    """Give every batch norm the statistics of what reaches it, and the classes scores around zero, as
+    training would: scores that are nearly the same for all inputs would hide what the inputs do."""
     generator = torch.Generator().manual_seed(7)
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
     batch = torch.cat([inputs(generator)[0] for _ in range(SETTLING)])
@@ -59,11 +61,12 @@ def settled(model: Classifies, inputs: Inputs) -> nn.Module:
 
 
 ON = 1.5
-"""The mean of a ReLU's inputs, in standard deviations. Most units are on, as in a trained net; with half of
-them on, each layer would amplify the noise of the one before."""
+"""It is the mean of a ReLU's inputs, in standard deviations. Most units are on, as in a trained net; with
+half of them on, each layer would amplify the noise of the one before."""
 
 BRANCH = 0.3
-"""How much the branch of a residual block counts beside what it is added to; again as after training."""
+"""The branch of a residual block is scaled by this before it is added, which again resembles a trained
+net."""
 
 
 def norm(channels: int, shift: float = 0.0, gain: float = 1.0) -> nn.BatchNorm2d:
@@ -117,7 +120,7 @@ MOBILENET_V2 = (
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )
-"""Expansion, channels, repeats, stride of each stage."""
+"""Each stage has its expansion, channels, repeats and stride."""
 
 
 class MobileNetV2(Classifies):
@@ -172,14 +175,14 @@ class ResNet(Classifies):
 
 
 def resnet(width: int = 64, stages: int = 4, depth: int = 2, size: int = 96) -> tuple[nn.Module, Inputs]:
-    """width 64, 4 stages and depth 2 are ResNet-18's."""
+    """Build a residual net; width 64, 4 stages and depth 2 are ResNet-18's."""
     inputs = images(size)
     widths = tuple(width << stage for stage in range(stages))
     return settled(ResNet(widths, depth, 100), inputs), inputs
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm transformer layer."""
+    """This is a pre-norm transformer layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
