@@ -34,6 +34,9 @@ FORMAT = 1
 
 Key = Mapping[str, Json]
 
+STARTED = time.time()
+"""What this process has used since then, its later steps may read again: a run may take many hours."""
+
 NEW = "not run before"
 SHOWN = 40
 """Characters of a value that `difference` shows."""
@@ -103,6 +106,8 @@ class CachedResults:
                 raise
             if self._is_whole(place, files):
                 shutil.rmtree(folder, ignore_errors=True)
+                # The newest folder of a record is the one that it uses.
+                os.utime(place)
             else:
                 shutil.rmtree(place, ignore_errors=True)
                 folder.rename(place)
@@ -140,7 +145,7 @@ class CachedResults:
         """Remove what nobody needs, once a day and whenever results may have outgrown their limit."""
         try:
             removed = (
-                remove_results(self._store, self._limit)
+                remove_results(self._store, self._limit, used_since=STARTED)
                 if self._has_grown or sweep_is_due(self._store)
                 else []
             )

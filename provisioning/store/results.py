@@ -5,6 +5,7 @@ and where it has files a folder beside it, `<digest>-<content>`. The record's ti
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -67,12 +68,19 @@ def results_limit(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def remove_results(
-    store: Path, limit: int, *, unused_for: float = UNUSED_SECONDS, dry_run: bool = False
+    store: Path,
+    limit: int,
+    *,
+    unused_for: float = UNUSED_SECONDS,
+    used_since: float = math.inf,
+    dry_run: bool = False,
 ) -> list[Removed]:
     """Remove what killed runs left, what was not used for so many seconds, and beyond the limit what was not
-    used for longest. With `dry_run`, only say what would go."""
+    used for longest. What was used since the moment `used_since` stays whatever the limit says.
+    With `dry_run`, only say what would go."""
     rows = []
-    for reason, entries in _chosen(list(_entries(results_folder(store))), limit, unused_for).items():
+    entries_by_reason = _chosen(list(_entries(results_folder(store))), limit, unused_for, used_since)
+    for reason, entries in entries_by_reason.items():
         if not dry_run:
             for entry in entries:
                 _remove(entry.paths)
@@ -92,9 +100,12 @@ def sweep_is_due(store: Path) -> bool:
     return True
 
 
-def _chosen(entries: list[_Entry], limit: int, unused_for: float) -> dict[str, list[_Entry]]:
+def _chosen(
+    entries: list[_Entry], limit: int, unused_for: float, used_since: float
+) -> dict[str, list[_Entry]]:
     """By the reason, the entries that go."""
     now = time.time()
+    in_use_since = min(used_since, now - IN_USE_SECONDS)
     chosen: defaultdict[str, list[_Entry]] = defaultdict(list)
     kept = []
     for entry in entries:
@@ -108,7 +119,7 @@ def _chosen(entries: list[_Entry], limit: int, unused_for: float) -> dict[str, l
             kept.append(entry)
     room = sum(entry.size for entry in kept)
     for entry in sorted(kept, key=lambda entry: entry.used):
-        if room <= limit or now - entry.used < IN_USE_SECONDS:
+        if room <= limit or entry.used > in_use_since:
             break
         chosen[f"not used for longest, beyond {size(limit)} ({LIMIT})"].append(entry)
         room -= entry.size

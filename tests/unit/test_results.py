@@ -183,6 +183,27 @@ def test_a_result_in_use_stays_whatever_the_limit_says(
     assert folder.is_dir() and results.find(KEY)
 
 
+def test_a_result_of_an_earlier_step_stays_however_long_the_run_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_CI_RESULTS_GB", "0")
+    results = CachedResults(tmp_path / "store", "toy")
+    folder = kept(results)
+    later = time.time() + 3 * 3600
+    monkeypatch.setattr(time, "time", lambda: later)
+    results.close()
+    assert folder.is_dir() and results.find(KEY)
+
+
+def test_a_result_with_the_files_of_an_earlier_one_has_them_after_the_step(results: CachedResults) -> None:
+    first, second = kept(results, KEY, "a"), kept(results, KEY, "b")
+    for days, folder in ((3, first), (2, second)):
+        os.utime(folder, (time.time() - days * 86400,) * 2)
+    again = kept(results, KEY, "a")
+    results.close()
+    assert again == first and again.is_dir() and results.find(KEY)
+
+
 @pytest.mark.parametrize("text", ["much", "-1", "inf", "nan"])
 def test_a_limit_that_is_no_number_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
