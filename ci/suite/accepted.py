@@ -34,7 +34,8 @@ from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
 
 
 class Costs(Model):
-    """One program's costs; None if not measured. Titles are for tables, descriptions for messages."""
+    """The costs of one program; a cost that was not measured is None. Titles are for tables, descriptions for
+    messages."""
 
     ddr_read: int | None = Field(None, title="DDR read", description="bytes read from DDR")
     ddr_written: int | None = Field(None, title="DDR written", description="bytes written to DDR")
@@ -46,7 +47,7 @@ class Costs(Model):
 
 
 COSTS = Costs.model_fields
-"""The only list of costs: tolerances, baselines, findings and the page use these names."""
+"""This is the only list of costs: tolerances, baselines, findings and the page use these names."""
 
 
 def _is_cost(name: str) -> str:
@@ -59,7 +60,7 @@ CostName = Annotated[str, AfterValidator(_is_cost), Field(json_schema_extra={"en
 
 
 class Tolerance(Model):
-    """A cost may grow by the part `relative` and by `absolute` on top."""
+    """A cost may grow by its share `relative` plus the amount `absolute`."""
 
     relative: Annotated[float, Field(ge=0)]
     absolute: Annotated[float, Field(ge=0)] = 0
@@ -73,7 +74,7 @@ class Tolerances(Model):
     schema_: Literal[1] = Field(alias="schema")
     costs: dict[CostName, Tolerance]
     sqnr_margin_db: Annotated[float, Field(gt=0)]
-    """Thresholds are the measured figures less this margin."""
+    """A threshold is the measured figure minus this margin."""
 
 
 Failed = Literal["", "bad_test", "wrong", "dies", "crash"]
@@ -83,49 +84,50 @@ class Recorded(Costs):
     """The accepted figures of one program."""
 
     build_id: str = ""
-    """The QNN that compiled it."""
+    """The QNN build that compiled it."""
     accuracy: dict[str, float] = Field(default_factory=dict)
-    """In a file, each figure is a value of its own."""
+    """A file stores each figure as a value of its own."""
     peak_mb: int | None = None
     run_seconds: float | None = None
     refused: tuple[str, ...] = ()
-    """Operators that QNN does not take, as the suite says of this program."""
+    """The operators of this program that QNN refuses, according to its suite."""
     taken: tuple[str, ...] = ()
-    """The program's others."""
+    """The operators of this program that QNN takes."""
     failed: Failed = ""
-    """How a program went wrong whose failures are results."""
+    """How the program failed; set if failures of its kind are recorded as results."""
     message: str = ""
     """The first line of that failure, without what differs from run to run."""
     in_float: bool = False
-    """Whether nothing of a program with floats was quantized, although its precision says so."""
+    """Whether nothing was quantized in a program with floats, although its precision says so."""
     draws: tuple[dict[str, float], ...] = ()
-    """The figures of each sample by itself, of a program whose every result is recorded."""
+    """The figures of each sample; set for a program whose every result is recorded."""
 
     def cost(self, name: str) -> float | None:
         value: float | None = getattr(self, name)
         return value
 
     def updated(self, fields: Mapping[str, object]) -> Recorded:
-        """With these fields, among them `build_id`. Fields measured with another build are dropped."""
+        """Return these figures with `fields` replaced; `fields` includes `build_id`. Figures that another
+        build measured are dropped."""
         same = self.build_id == fields["build_id"]
         base = self if same else Recorded(**{name: getattr(self, name) for name in KEPT})
         return base.model_copy(update=dict(fields))
 
     @property
     def values(self) -> Values:
-        """As a file has them; None is not there."""
+        """The values that a file stores; a field that is None is left out."""
         absent = dict.fromkeys([*FIGURES, *Recorded.model_fields])
         values = self.model_dump(mode="json", exclude_defaults=True, exclude={"accuracy"})
         return {**absent, **values, **self.accuracy}
 
 
 KEPT = ("peak_mb", "run_seconds")
-"""What is kept when another build compiles the program."""
+"""The fields that stay when another build compiles the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What was accepted of the programs of one lane."""
+    """The accepted results of the programs of one lane."""
 
     path: Path
     programs: Mapping[str, Recorded] = field(default_factory=dict)
@@ -140,8 +142,8 @@ class Baseline:
         thresholds: Mapping[str, Values],
         runs: Collection[str],
     ) -> Baseline:
-        """With these fields of programs and thresholds of runs, and without runs that the suite does not have
-        any more; also on disk.
+        """Replace these fields of programs and these thresholds of runs, and drop runs that the suite no
+        longer has. Writes the file too.
 
         Chips do not matter, because --soc may name others than the suite."""
 
@@ -175,7 +177,8 @@ def baseline_in(accepted: Accepted, lane: str) -> Baseline:
 
 
 def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str, Thresholds]:
-    """By run. Those of the default profile hold for the runs of which this one has none."""
+    """The accepted thresholds of each run. A run without any in this profile gets those of the default
+    profile."""
     thresholds: defaultdict[str, Thresholds] = defaultdict(Thresholds)
     figures = {row: name for name, row in THRESHOLD_NAMES.items()}
     for path in dict.fromkeys(accepted_path(suite, name) for name in (DEFAULT_PROFILE, profile)):
@@ -195,7 +198,7 @@ def recorded_of(accepted: Accepted, subject: str) -> Recorded:
 
 
 def _run_of(subject: str, lane: str) -> str | None:
-    """None if it is one of another lane."""
+    """The run of a subject, or None if the subject belongs to another lane."""
     own, *words = subject.split("/")
     return "/".join(words[:2]) if own == lane else None
 
@@ -206,7 +209,7 @@ def load_tolerances() -> Tolerances:
 
 
 def accepted_costs(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Metric]:
-    """The accepted costs, for the row of a report, with their build if it is another."""
+    """The accepted costs for the row of a report. If another build was accepted, they name it."""
     if agreed is None:
         return {"baseline": {}}
     build = {} if agreed.build_id == build_id else {"baseline_build_id": agreed.build_id or "unknown"}
@@ -221,7 +224,8 @@ def growth(
     tolerances: Tolerances,
     again: Fix,
 ) -> Iterator[Finding]:
-    """Costs above those agreed to and their tolerances; the command `again` accepts them."""
+    """Yield a finding for each cost that exceeds the accepted one by more than its tolerance. The command
+    `again` accepts them."""
     if agreed is None or all(agreed.cost(name) is None for name in COSTS):
         message = "no accepted result of it to compare with"
         yield Finding("cost-no-baseline", Severity.WARNING, program, message, again)
@@ -241,19 +245,19 @@ def growth(
 
 
 NEAREST_DB = 100.0
-"""The strictest threshold: beyond it, one more bit of rounding would fail."""
+"""The strictest threshold in dB: above it, one more bit of rounding would fail."""
 
 
 def threshold_values(thresholds: Mapping[str, float]) -> Values:
-    """As a file has them; None is not there."""
+    """The values that a file stores; a threshold that is None is left out."""
     return {row: thresholds.get(name) for name, row in THRESHOLD_NAMES.items()}
 
 
 def derived(
     names: Collection[str], rows: Sequence[Mapping[str, float]], margin_db: float
 ) -> dict[str, float]:
-    """For each of these figures the worst of all chips less the margin; NaN if one has none. Derived from
-    what is stored of them.
+    """Each figure's threshold: the worst figure of all chips minus the margin, or NaN if a chip has no
+    figure. Derived from the stored figures.
 
     A top-1 agreement of zero cannot be missed, so it gives no threshold."""
     rows = [rounded(figures) for figures in rows]
@@ -271,8 +275,8 @@ def low_figures(
     demanded: Collection[str] = (),
     accepted: Mapping[str, float] = {},
 ) -> list[str]:
-    """Those that would give a threshold below what is required, and below the accepted one. Those that the
-    suite demands give none."""
+    """The figures whose threshold would be lower than what is required and than the accepted one. A figure
+    that the suite demands is never among them."""
     bounds = required_of(kind)
     names = [name for name in bounds if name in figures and name not in demanded]
     if "slice_sqnr_db" in names and "slice_sqnr_db" not in below_floor(figures, kind):

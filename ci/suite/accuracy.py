@@ -59,14 +59,14 @@ FLOAT_KIND = "fp16"
 """The kind of a run that quantizes nothing: rounding alone makes its outputs differ."""
 FLOORS_OF_FLOAT = {**DEFAULT_FLOORS, "sqnr_db": 30.0}
 FLOORS_OF_16_BITS = {**DEFAULT_FLOORS, "reference_sqnr_db": 30.0}
-"""With activations of 16 bits a chip that computes the quantized model hardly differs from it."""
+"""A chip that computes the quantized model correctly hardly differs from it at 16-bit activations."""
 USUAL_OF_FLOAT_DB = 38.0
-"""What nearly all right programs of FLOAT_KIND reach (docs/accuracy.md explains it)."""
+"""Nearly all correct programs of FLOAT_KIND reach this (docs/accuracy.md explains it)."""
 USUAL_OF_16_BITS_DB = 36.0
-"""What all accepted programs with 16-bit activations reach against the quantized model."""
+"""All accepted programs with 16-bit activations reach this against the quantized model."""
 LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
 DIGITS = 6
-"""How many are written of a figure, and shown at least."""
+"""Figures are written with this many digits, and shown with at least as many."""
 
 
 def cost_rule(name: str) -> str:
@@ -74,15 +74,15 @@ def cost_rule(name: str) -> str:
 
 
 class Among(NamedTuple):
-    """What the indices of an output chose among."""
+    """The values that the indices of an output chose among."""
 
     values: Any
-    """The expected ones, the dimension that is chosen along first."""
+    """The expected values; their first dimension is the one that the indices choose along."""
     noise: float
-    """How far two of them may be from each other and be equal."""
+    """Two values that differ by at most this count as equal."""
 
     def ties(self, truth: Any, indices: Any) -> Any:
-        """Where both indices choose equal values, as a flat array; also where they are the same."""
+        """A flat array that is true where both indices are the same or choose equal values."""
         import numpy
 
         values = self.values.reshape(len(self.values), -1)
@@ -100,13 +100,14 @@ class Pair(NamedTuple):
     """One output of one inference."""
 
     name: str
-    """For messages."""
+    """The name that messages use."""
     expected: Any
     found: Any
     output: str | int | None = None
-    """The same for this output of every inference; None if it is not compared across inferences."""
+    """The key that is the same for this output of every inference; None if it is not compared across
+    inferences."""
     choice: Among | None = None
-    """Of an output of indices; they have the dimension that is chosen along first, too."""
+    """Set for an output of indices. The arrays, too, have the dimension that is chosen along first."""
 
 
 Outputs = dict[tuple[str | int, Any], list[tuple[Any, Any]]]
@@ -115,7 +116,7 @@ Outputs = dict[tuple[str | int, Any], list[tuple[Any, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class ChosenAmong:
-    """The file of the values that an output's indices choose among, along a dimension."""
+    """The file with the values that an output's indices choose among, along a dimension."""
 
     file: str
     dtype: str
@@ -168,19 +169,19 @@ class Missed:
 def compare(
     pairs: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
 ) -> dict[str, float]:
-    """The worst figure over all outputs of all inferences, by the names of thresholds. Integers have an
-    agreement alone, and floats all other figures.
+    """Compute the worst figure over all outputs of all inferences, by the names of thresholds. Integers have
+    only an agreement, floats all other figures.
 
-    `pairs` are of outputs and the float model's, `reference` of the quantized model's. Raises Unusable
-    for values that are NaN or infinite; with `non_finite` only where the expected array does not have them at
-    the same place."""
+    `pairs` compare with the float model, `reference` with the quantized model. Raises Unusable if a value is
+    NaN or infinite; with `non_finite`, only if the expected array differs there."""
     return compared(pairs, reference, non_finite=non_finite)[0]
 
 
 def compared(
     pairs: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
 ) -> tuple[dict[str, float], list[str]]:
-    """As `compare`, and a line on each part of an output that is lost, or constant in the float model."""
+    """Do what `compare` does; also return a line on each part of an output that is lost, or constant in the
+    float model."""
     floats: Outputs = {}
     figures = _worst(pairs, non_finite, floats)
     against = list(reference)
@@ -196,7 +197,8 @@ def compared(
 
 
 def _parts(outputs: Outputs, least: float) -> tuple[list[float], list[str]]:
-    """The SQNR of the parts of outputs that are lost, and a line on each, and on what is not judged."""
+    """The SQNR of whole outputs and of their lost parts, and a line on each part that the usual figures do
+    not describe."""
     import numpy
 
     lost, lines = [], []
@@ -209,7 +211,8 @@ def _parts(outputs: Outputs, least: float) -> tuple[list[float], list[str]]:
 
 
 def _means(outputs: Outputs) -> Iterator[str]:
-    """A line on each of several outputs that hardly depends on the input: the figures say it of one."""
+    """Yield a line on each output that hardly depends on the input. With a single output, the figures already
+    say so."""
     for (output, _), pairs in outputs.items():
         spread = _Spreads()
         for pair in pairs:
@@ -222,17 +225,18 @@ def _means(outputs: Outputs) -> Iterator[str]:
 
 
 MEAN_DB = 10.0
-"""A figure that is lower by more than this without the mean over the inputs is mostly about that mean. Good
-programs of the lowering suite lose up to 12 dB, and all that lose more than 6 keep more than 10."""
+"""If subtracting the mean over the inputs lowers a figure by more than this, the figure is mostly about
+that mean. Good programs of the lowering suite lose up to 12 dB, and all that lose more than 6 keep more
+than 10."""
 
 
 def of_the_mean(sqnr_db: float, variation_db: float) -> bool:
-    """Whether a good figure only says how exact the mean over the inputs is."""
+    """Whether a good figure only shows that the mean over the inputs is exact."""
     return variation_db < DEFAULT_FLOORS["sqnr_db"] <= sqnr_db and sqnr_db - variation_db > MEAN_DB
 
 
 def least_sqnr_db(pairs: Iterable[Pair]) -> float:
-    """The least SQNR of all outputs, integers taken for numbers: for a search, and not for a verdict."""
+    """The least SQNR of all outputs, with integers compared as numbers. It serves a search, not a verdict."""
     import numpy
 
     def as_float(array: Any) -> Any:
@@ -243,7 +247,8 @@ def least_sqnr_db(pairs: Iterable[Pair]) -> float:
 
 
 def each_sample_db(pairs: Iterable[Pair], samples: int) -> list[float]:
-    """The SQNR of each sample by itself; of whole numbers none. The pairs are in the order of the samples."""
+    """The SQNR of each sample; a sample with only integers has none. The pairs must be in the order of the
+    samples."""
     rows = list(pairs)
     size = len(rows) // samples
     floats = [
@@ -254,12 +259,12 @@ def each_sample_db(pairs: Iterable[Pair], samples: int) -> list[float]:
 
 
 FEW_SAMPLES = 3
-"""Of fewer nothing is said beside the worst."""
+"""Only the worst sample is reported if there are fewer samples than this."""
 
 
 def samples_in_words(each_db: Sequence[float]) -> str:
-    """What the samples of a program say beside the worst of them, which decides: their median, and one that
-    is far below all others."""
+    """Describe the samples beside the worst one, which decides: their median, and whether one is far below
+    all others."""
     from statistics import median
 
     if len(each_db) < FEW_SAMPLES:
@@ -273,7 +278,7 @@ def samples_in_words(each_db: Sequence[float]) -> str:
 
 
 def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], model: str, data: object) -> str:
-    """The figures of a program, by which inputs, and how its samples differ."""
+    """Describe a program's figures: the inputs they were measured with, and how its samples differ."""
     return with_samples(f"{in_words(figures)} against {model} {data}", each_db)
 
 
@@ -283,12 +288,13 @@ def with_samples(words: str, each_db: Sequence[float]) -> str:
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    """Figures as a baseline stores them, none better than measured, so that thresholds of them hold."""
+    """Round figures as a baseline stores them. None becomes better than measured, so thresholds derived from
+    them hold."""
     return {name: at_worst(name, value) for name, value in figures.items()}
 
 
 def at_worst(figure: str, value: float) -> float:
-    """The value with DIGITS digits, rounded to the side on which it is less accurate."""
+    """Round the value to DIGITS digits, toward the less accurate side."""
     if not math.isfinite(value):
         return value
     exact, least = Decimal(repr(float(value))), -DIGITS
@@ -300,7 +306,7 @@ def at_worst(figure: str, value: float) -> float:
 
 
 def _worst(pairs: Iterable[Pair], non_finite: bool, floats: Outputs | None = None) -> dict[str, float]:
-    """`floats` gets the arrays of each output, inference by inference."""
+    """Compute the worst figures. `floats` collects the arrays of each output, inference by inference."""
     import numpy
 
     rows: list[dict[str, float]] = []
@@ -340,8 +346,8 @@ def _worst(pairs: Iterable[Pair], non_finite: bool, floats: Outputs | None = Non
 
 
 class _Spreads:
-    """How far the inferences of an output, and their errors, are from their means (Welford's sums, which stay
-    exact where a spread is small beside its mean)."""
+    """Measure how far the inferences of an output, and their errors, are from their means (Welford's sums,
+    which stay exact if a spread is small beside its mean)."""
 
     def __init__(self) -> None:
         self.count, self.scale = 0, 1.0
@@ -359,7 +365,7 @@ class _Spreads:
             self.powers[index] += float((off * (array - self.means[index])).sum())
 
     def figures(self) -> dict[str, float]:
-        """None of a single inference, nor where nothing varies."""
+        """The figures; empty for a single inference, and if nothing varies."""
         return {"variation_sqnr_db": decibels(*self.powers)} if any(self.powers) else {}
 
 
@@ -387,14 +393,14 @@ def _figures(truth: Any, values: Any) -> dict[str, float]:
 
 
 def _cosine(product: float, signal: float, power: float, noise: float) -> float:
-    """1 of equal arrays, and never more, although the last bits of sums are not exact."""
+    """The cosine of two arrays. It is never more than 1, although the last bits of sums are not exact."""
     if not (noise and signal and power):
         return float(noise == 0)
     return min(1.0, product / math.sqrt(signal * power))
 
 
 def _finite(name: str, truth: Any, values: Any, non_finite: bool) -> tuple[Any, Any]:
-    """Both arrays without NaN and infinities, which must be at the same places."""
+    """Both arrays without NaN and infinities, which must be in the same places."""
     import numpy
 
     ours, theirs = numpy.isfinite(values), numpy.isfinite(truth)
@@ -419,7 +425,8 @@ def _count(good: Any) -> str:
 
 
 def _top1(truth: Any, values: Any) -> dict[str, float]:
-    """The share of rows that choose alike. A row of equal values chooses nothing, unless it shall."""
+    """The share of rows whose largest value is in the same place. A row of equal values agrees only if the
+    expected row is equal throughout, too."""
     if truth.ndim == 0 or truth.shape[-1] < 2:
         return {}
     rows = [array.reshape(-1, array.shape[-1]) for array in (truth, values)]
@@ -429,7 +436,7 @@ def _top1(truth: Any, values: Any) -> dict[str, float]:
 
 
 def in_files(outputs: Path, folder: Path, inferences: Inferences, *, choices: bool = True) -> Iterator[Pair]:
-    """The runner's files in `outputs`, each with the expected array of `folder`."""
+    """Pair each of the runner's files in `outputs` with the expected array in `folder`."""
     for number, tensors in enumerate(inferences):
         for index, row in enumerate(tensors):
             path = outputs / f"output_{number}_{index}.raw"
@@ -444,17 +451,18 @@ def in_files(outputs: Path, folder: Path, inferences: Inferences, *, choices: bo
 
 
 MOST_TIED, MOST_TIED_SHARE = 5, 0.01
-"""How many values may be equal within the usual noise, so that an index of any of them is right."""
+"""At most this many values may be equal within the usual noise, for any of their indices to be right."""
 USUAL = 0.25
-"""The usual noise, as a part of the largest: of a normal distribution's, in a few thousand values."""
+"""The usual noise as a share of the largest noise, for a few thousand normally distributed values."""
 HALF_NOISE = 2.0**-8
-"""How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
+"""How far fp16 values are from float's, as a share of the largest value. In a deep model this exceeds one
+rounding."""
 
 
 def tie_noise(float_values: Sequence[Any], quantized: Sequence[Any], dim: int) -> float:
-    """How far two values that indices choose among may be apart and be equal, by the values of float and of
-    the quantized model, if there is one: each may be off by as much as quantizing is at most. Values whose
-    differences along `dim` are lost have no ties."""
+    """How far apart two values may be and still count as equal, when an index chooses between them. Computed
+    from the values of float and of the quantized model, if there is one: each may be off by the largest error
+    of quantizing. If the differences along `dim` are lost, nothing counts as equal."""
     import numpy
 
     floats = numpy.stack([*float_values]).astype(numpy.float64)
@@ -468,7 +476,7 @@ def tie_noise(float_values: Sequence[Any], quantized: Sequence[Any], dim: int) -
 def pair_of_choice(
     name: str, truth: Any, indices: Any, output: str | int, values: Any, *, dim: int, noise: float
 ) -> Pair:
-    """Indices, with what they chose among along a dimension."""
+    """Pair indices, with the values that they chose among along a dimension."""
     import numpy
 
     # As the values are, with as many rows as were chosen.
@@ -491,7 +499,7 @@ def _load(path: Path, row: TensorFile | ChosenAmong) -> Any:
 
 
 SAME_DB = 0.01
-"""Figures of one thing that were computed in two ways may differ by this much."""
+"""Two ways to compute the same figure may differ by this much."""
 
 
 def required_of(kind: str) -> Mapping[str, float]:
@@ -502,14 +510,15 @@ def required_of(kind: str) -> Mapping[str, float]:
 
 
 def usual_of(kind: str) -> Mapping[str, float]:
-    """What nearly every right program of a run of this kind reaches, and what has less is warned of."""
+    """The figures that nearly every correct program of a run of this kind reaches. A program below them gets
+    a warning."""
     if kind == FLOAT_KIND:
         return {"sqnr_db": USUAL_OF_FLOAT_DB}
     return {"reference_sqnr_db": USUAL_OF_16_BITS_DB if has_16_bit_activations(kind) else WRONG_DB}
 
 
 def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:
-    """What is required of these figures of a program that has no thresholds."""
+    """The required figures of a program without thresholds."""
     bounds = {name: bound for name, bound in required_of(kind).items() if name in figures}
     if "choice_agreement" in bounds:
         bounds.pop("agreement", None)
@@ -521,20 +530,20 @@ def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:
 
 
 def below_floor(figures: Mapping[str, float], kind: str = "") -> list[str]:
-    """NaN is below."""
+    """The names of the figures below what is required; NaN is below."""
     return [name for name, least in floors(figures, kind).items() if not figures[name] >= least]
 
 
 def bounds_of(
     thresholds: Thresholds | None, figures: Mapping[str, float], kind: str = ""
 ) -> dict[str, float]:
-    """What these figures of a program are held to: what is required of all, and its own thresholds. Without
-    thresholds, it is not judged."""
+    """The limits of these figures: what is required of every program, and the program's own thresholds. A
+    program without thresholds is not judged."""
     return {} if thresholds is None else floors(figures, kind) | thresholds.model_dump(exclude_none=True)
 
 
 def missed(thresholds: Thresholds | None, figures: Mapping[str, float], kind: str = "") -> list[Missed]:
-    """A figure that is absent or NaN misses its threshold."""
+    """The missed thresholds. A figure that is absent or NaN misses its threshold."""
     misses = []
     for name, bound in bounds_of(thresholds, figures, kind).items():
         value = figures.get(name, math.nan)
@@ -545,14 +554,14 @@ def missed(thresholds: Thresholds | None, figures: Mapping[str, float], kind: st
 
 
 def against_nearest(figures: Mapping[str, float]) -> str:
-    """The prefix of the figures against the quantized model; empty if there are none, as in fp16."""
+    """The prefix of the figures against the quantized model; empty if there are none, as for fp16."""
     return "reference_" if any(name.startswith("reference_") for name in figures) else ""
 
 
 OF_A_DRAW = tuple(
     prefix + name for prefix in ("", "reference_") for name in ("sqnr_db", "agreement", "choice_agreement")
 )
-"""What `computed_otherwise` and the operator table ask of a sample."""
+"""The figures of a sample that `computed_otherwise` and the operator table read."""
 
 
 def computed_otherwise(figures: Mapping[str, float], kind: str = "") -> bool:
@@ -564,7 +573,7 @@ def computed_otherwise(figures: Mapping[str, float], kind: str = "") -> bool:
 
 
 def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
-    """For a line about a program, those with this prefix; empty if nothing was measured."""
+    """Describe the figures with this prefix in a line about a program; empty if nothing was measured."""
     parts = []
     if (sqnr := figures.get(f"{prefix}sqnr_db")) is not None:
         parts.append(f"{in_decibels(sqnr)} SQNR" if sqnr < EXACT_DB else in_decibels(sqnr))
@@ -581,14 +590,15 @@ def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
 
 
 METRIC = "metric"
-"""The name of its figure."""
+"""The name of the figure that a task's metric gives."""
 LOSS = f"max_{METRIC}_loss"
-"""And of what is lost of it against the float model."""
+"""The name of the figure for what the metric loses against the float model."""
 
 
 def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
-    """What FOLDER/MODULE:FUNCTION, or FOLDER/FILE.py:FUNCTION, gives for the program's outputs and the float
-    model's: of both a list for each inference, with the arrays in order."""
+    """Call FOLDER/MODULE:FUNCTION, or FOLDER/FILE.py:FUNCTION, with the outputs of the program and of the
+    float model, and return its result. Each argument has a list for each inference, with its arrays in
+    order."""
     rows = list(pairs)
     count = len(rows) // inferences
     outputs, floats = (
@@ -606,11 +616,11 @@ def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MetricRequest:
-    """What a process gets that computes a metric."""
+    """The request to a process that computes a metric."""
 
     function: str
     outputs: Path
-    """The folder of what the program gave."""
+    """The folder with the outputs of the program."""
     working_folder: Path
 
 
@@ -620,7 +630,7 @@ class MetricFigures:
 
 
 def error_of_metric(error: Exception, order: Mapping[str, object]) -> dict[str, object]:
-    """For the reply of a worker."""
+    """The error that a worker's reply has for an exception."""
     if isinstance(error, Unusable):
         return {"kind": error.rule, "message": str(error), "fix": f"correct {order['function']}"}
     message = f"{order['function']}: {type(error).__name__}: {error}"
@@ -630,8 +640,8 @@ def error_of_metric(error: Exception, order: Mapping[str, object]) -> dict[str, 
 def side_by_side(
     metric: str, pairs: Iterable[Pair], against: Iterable[Pair], inferences: int
 ) -> dict[str, float]:
-    """The figures of the program, the float model, and the quantized model on the CPU where there is one:
-    `against` pairs the program's outputs with its."""
+    """The figures of the program, of the float model, and of the quantized model on the CPU if there is one.
+    `against` pairs the program's outputs with the quantized model's."""
     rows = list(pairs)
     floats = [pair._replace(found=pair.expected) for pair in rows]
     quantized = [pair._replace(found=partner.expected) for pair, partner in zip(rows, against, strict=False)]

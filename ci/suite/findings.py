@@ -20,7 +20,8 @@ from provisioning.known_faults import Lane, faults_of_build
 
 
 def errors_of(subject: str, again: str) -> Callable[..., Finding]:
-    """Makes errors about a program: rule, message and fix, with the command that runs it again."""
+    """Return a function that makes errors about a program from a rule, a message and a fix, with the command
+    that runs it again."""
 
     def error(rule: str, message: str, fix: str = "") -> Finding:
         return Finding(
@@ -31,7 +32,7 @@ def errors_of(subject: str, again: str) -> Callable[..., Finding]:
 
 
 def placeholder(program: Program, figures: Mapping[str, float], again: str) -> Iterator[Finding]:
-    """A warning about thresholds that say little; the command `again` writes measured ones."""
+    """Warn about thresholds that say little; the command `again` writes measured ones."""
     thresholds, least = program.thresholds, accuracy.required_of(program.run.kind)["sqnr_db"]
     if thresholds is None:
         return
@@ -48,14 +49,16 @@ def placeholder(program: Program, figures: Mapping[str, float], again: str) -> I
 
 
 def factory_notes(program: Program, notes: Iterable[Sequence[str]], again: str) -> Iterator[Finding]:
-    """For the author of a factory (`ModelWithInputs.notes`), each a rule and a message."""
+    """Yield a warning to the author of a factory for each of `ModelWithInputs.notes`, which has a rule and a
+    message."""
     for rule, message in notes:
         fix = Fix("change what the factory returns; then {}", again)
         yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, fix)
 
 
 def not_passed(programs: Iterable[Program], results: Mapping[str, Result]) -> Iterator[Finding]:
-    """Variables that models asked for and that are set here, but in no key: once for each suite."""
+    """Warn once for each suite about variables that its models read and that are set, but not passed to
+    them."""
     readers: dict[tuple[str, str], str] = {}
     for program in programs:
         for name in results[program.name].variables if program.name in results else ():
@@ -69,7 +72,7 @@ def not_passed(programs: Iterable[Program], results: Mapping[str, Result]) -> It
 
 
 def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iterator[Finding]:
-    """What is known of a build of which a program missed a threshold."""
+    """Yield the known faults of the build, if a program missed a threshold."""
     if not any(finding.rule.endswith("-accuracy") for finding in findings):
         return
     for fault in faults_of_build(build_id, lane):
@@ -83,11 +86,11 @@ FOLLOWS = {
     "accuracy-constant": ("emulator-accuracy", "onnx-accuracy"),
     "threshold-placeholder": ("emulator-accuracy", "onnx-accuracy"),
 }
-"""By rule: the rules whose error in a program is the cause of its finding, too."""
+"""For each rule, the rules whose error in the same program causes its finding."""
 
 
 def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings of a program without those that an error of it causes: the error says them, too."""
+    """Drop the findings of a program that another error of it causes: that error covers them."""
     roots: list[Finding] = []
     messages: dict[str, list[str]] = {}
     errors = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
@@ -115,7 +118,7 @@ def shown_thresholds(program: Program, figures: Mapping[str, float]) -> dict[str
 
 
 def accepting(program: Program, misses: Sequence[accuracy.Missed]) -> str:
-    """What to do about misses that a better program does not cure; empty if there is none."""
+    """Say how to accept misses that a better program does not fix; empty if there is nothing to say."""
     if names := [miss.figure for miss in misses if miss.figure in program.demanded]:
         return f"or change {', '.join(names)} of its thresholds in {program.suite}, by hand"
     if absent := [miss.figure for miss in misses if miss.value is None]:
@@ -134,24 +137,25 @@ def not_in_fp16(soc: str) -> str:
 
 @dataclass(frozen=True)
 class Causes:
-    """What was measured of a program, or is known of its operators, that may explain a miss."""
+    """Measurements of a program, and known faults of its operators, that may explain a miss."""
 
     losses: str = ""
     """The operators where quantizing loses most."""
     slices: Sequence[str] = ()
-    """What is lost of the outputs."""
+    """The lost parts of the outputs."""
     beyond: str = ""
-    """The operators whose values leave fp16."""
+    """The operators whose values exceed the range of fp16."""
     choices: str = ""
     """The operators whose indices are outputs."""
     faults: Sequence[str] = ()
-    """Faults of the build that its operators can have."""
+    """The faults of the build that its operators can have."""
     place: Place | None = None
-    """Of the first that has a line of the model."""
+    """The place of the first of these operators that has a line of the model."""
 
     def suspected(self, misses: Sequence[accuracy.Missed], figures: Mapping[str, float]) -> Sequence[str]:
-        """What was not proved on this program: known faults of the chip, which the quantized model on the CPU
-        has not, and where quantizing loses most by the outputs of single operators."""
+        """The causes that were not proved on this program: known faults of the chip, which the quantized
+        model on the CPU does not have, and where single operators' outputs show that quantizing loses
+        most."""
         of_chip = chip_differs(misses, figures) or not accuracy.against_nearest(figures)
         if self.beyond:
             return []
@@ -168,7 +172,8 @@ def accuracy_message(
     causes: Causes = Causes(),
     each_db: Sequence[float] = (),
 ) -> str:
-    """The missed thresholds, how the samples differ, and whether quantization or the chip causes it."""
+    """Describe the missed thresholds, how the samples differ, and whether quantization or the chip causes
+    it."""
     message = "; ".join(map(str, misses))
     if any(miss.figure == SLICE for miss in misses):
         message = "; ".join([message, *causes.slices])
@@ -193,8 +198,9 @@ def accuracy_fix(
     otherwise: str = "",
     causes: Causes = Causes(),
 ) -> str:
-    """What to do about misses: `divergence` and `where` are the commands that name operators, where the chip
-    computes something else, and where quantizing loses it; empty if there is no such command."""
+    """What to do about misses. `divergence` and `where` are commands: the first names the operators that the
+    chip computes differently, the second those where quantizing loses accuracy. Either is empty if there is
+    no such command."""
     if all(miss.figure == SLICE for miss in misses):
         alone = "let the model return the lost part as its own output"
         return join_fixes([alone, _naming(misses, figures, "", where, "")], "; or ")
@@ -219,12 +225,12 @@ def _naming(
 
 @dataclass(frozen=True, slots=True)
 class AccuracyOfModel:
-    """What the figures of one model's program tell."""
+    """The verdict that the figures of one model's program give."""
 
     wrong: Sequence[Finding]
     warnings: Sequence[str]
     of_chip: bool | None
-    """As `is_of_chip`."""
+    """The result of `is_of_chip`."""
 
 
 def verdict_of_one_model(
@@ -236,8 +242,8 @@ def verdict_of_one_model(
     causes: Causes,
     evidence: Evidence,
 ) -> AccuracyOfModel:
-    """As a suite's program without thresholds of its own is judged. Without `divergence`, a command, it
-    is the quantized model itself."""
+    """Judge a program like a suite's program that has no thresholds of its own. An empty `divergence`, which
+    is a command, means that the program is the quantized model itself."""
     all_figures = figures if divergence else {**figures, "reference_sqnr_db": math.inf}
     low = accuracy.missed(Thresholds(), all_figures, evidence.kind)
     misses = low or below_usual(evidence.kind, all_figures)
@@ -257,8 +263,9 @@ def verdict_of_one_model(
 
 
 def is_of_chip(figures: Mapping[str, float], kind: str) -> bool | None:
-    """Whether the chip computes something else, rather than quantizing losing it; None of what is healthy,
-    has no floats, or loses a slice alone, of which an operator's output as a whole says nothing."""
+    """Whether the chip computes something else, rather than quantizing losing accuracy. None if the figures
+    are healthy, if there are no floats, or if only a slice is lost: an operator's whole output says nothing
+    about a slice."""
     misses = accuracy.missed(Thresholds(), figures, kind) or below_usual(kind, figures)
     misses = [miss for miss in misses if miss.figure != SLICE]
     if "sqnr_db" not in figures or not misses:
@@ -272,20 +279,21 @@ REAL_SAMPLES = "--calibrate DIR, a folder with a file for each real input (.npy,
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """By what a program was measured."""
+    """The inputs and the kind of run that a program was measured with."""
 
     kind: str
     inputs: InputsUsed
     suspected: bool = False
-    """Whether a node can have a known fault."""
+    """Whether a node of the program can have a known fault."""
 
     def provisional(self, figures: Mapping[str, float]) -> bool:
-        """Whether noise may be all that is wrong: the chip computes what it was given."""
+        """Whether random inputs may be the only problem: the chip computes the model that it was given."""
         return self.inputs.noise and not accuracy.computed_otherwise(figures, self.kind)
 
 
 def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed]:
-    """What is lost beyond what rounding usually costs, of floats or on the chip: worth a warning."""
+    """The figures that lose more than rounding usually costs, in float or on the chip. They deserve a
+    warning."""
     return [
         accuracy.Missed(name, bound, figures[name])
         for name, bound in accuracy.usual_of(kind).items()
@@ -294,7 +302,7 @@ def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed
 
 
 def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
-    """What is wrong with a good figure that only says how exact the mean of the outputs is; else empty."""
+    """Explain a good figure that only shows that the mean of the outputs is exact; empty otherwise."""
     sqnr_db, variation_db = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
     if not accuracy.of_the_mean(sqnr_db, variation_db):
         return ""
@@ -311,7 +319,7 @@ def below_usual_of(
     causes_of: Callable[[], Causes],
     divergence: str,
 ) -> Iterator[Finding]:
-    """A warning, unless the suite agrees to it or the figures miss more than that."""
+    """Warn about figures below the usual ones, unless the suite accepts them or they miss a threshold too."""
     thresholds, misses = program.thresholds, below_usual(program.run.kind, figures)
     agreed = thresholds is None or thresholds.sqnr_db is not None
     if misses and not agreed and not accuracy.missed(thresholds, figures, program.run.kind):

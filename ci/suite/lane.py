@@ -1,4 +1,5 @@
-"""A lane is a way from a model to the NPU, as one record; and how the programs of a suite go through it.
+"""A lane is one way from a model to the NPU, described by one record. This module runs the programs of a
+suite through it.
 
 `ci/lanes/registry.py` names all lanes. Whatever shows, keeps or checks programs asks that registry."""
 
@@ -35,16 +36,17 @@ L = TypeVar("L", bound=Plan)
 
 @dataclass(frozen=True, slots=True)
 class LaneStep(Generic[L]):
-    """One piece of the work on all programs of a plan."""
+    """One step of the work on all programs of a plan."""
 
     name: str
     results: Callable[[L, Results], Mapping[str, Result]]
-    """The result of each program that comes to it, by name. It gets the results of the steps before it."""
+    """Returns the result of each program that reaches the step, by name. It receives the results of the steps
+    before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remarks:
-    """What is to be said of all programs together."""
+    """Findings and metrics about all programs together."""
 
     findings: Iterable[Finding] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -64,33 +66,35 @@ def _not_lacking(findings: Sequence[Finding]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageJudgement(Generic[P, L]):
-    """What one stage says of a pass over a suite. Several may judge one pass."""
+    """How one stage judges a pass over a suite. Several stages may judge one pass."""
 
     stage: str
     rule: str
-    """Of the finding that says why it came to no verdict."""
+    """The rule of the finding that says why the stage reached no verdict."""
     last_step: str
-    """The name of the last step that it needs."""
+    """The name of the last step that the stage needs."""
     verdict: Callable[[L, P, Mapping[str, Result]], Verdict | None]
-    """It gets the program's results by step. None: the finding about what the program needs says it."""
+    """Receives the program's results by step. It returns None if something that the program needs has failed;
+    that has its own finding."""
     measured: Callable[[L, Results], MeasuredValues] = _nothing_measured
-    """What --accept writes."""
+    """Returns the values that --accept writes."""
     remarks: Callable[[L, Results, Sequence[Finding]], Remarks] = _no_remarks
-    """It gets the findings of all programs."""
+    """Receives the findings of all programs."""
     lacking: Callable[[Sequence[Finding]], bool] = _not_lacking
     """Whether these findings say only that the machine lacks something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane(Generic[P, L]):
-    """A lane. P is its program, L its plan: what its steps need to work on programs."""
+    """A lane. P is its type of program; L is its plan, which holds what its steps need."""
 
     head: LaneHead
     suites: Suites[P]
     jobs: Callable[[Sequence[P]], Mapping[str, Job]]
-    """The expected work on each program, by name; programs of one job stay in one shard."""
+    """Returns the expected work on each program, by name; programs of one job stay in one shard."""
     plan: Callable[[Sequence[P], StageOptions, str], L]
-    """It gets the name of the stage that asks. It raises what keeps the lane from working here."""
+    """Receives the name of the stage that asks. It raises the error that prevents the lane from working
+    here."""
     steps: tuple[LaneStep[L], ...]
     judgements: tuple[StageJudgement[P, L], ...]
 
@@ -105,7 +109,7 @@ class Lane(Generic[P, L]):
         return next(judgement for judgement in self.judgements if judgement.stage == stage)
 
     def results(self, plan: L, last_step: str = "") -> dict[str, Mapping[str, Result]]:
-        """The results of the steps, up to the one of this name."""
+        """The results of the steps, up to the step named `last_step`."""
         results: dict[str, Mapping[str, Result]] = {}
         for step in self.steps:
             results[step.name] = step.results(plan, results)
@@ -118,7 +122,7 @@ class Lane(Generic[P, L]):
 
 
 class AnyLane(Protocol):
-    """What everybody may ask of a lane, whatever its programs are."""
+    """The operations that every lane offers, whatever its programs are."""
 
     @property
     def head(self) -> LaneHead: ...
@@ -130,11 +134,11 @@ class AnyLane(Protocol):
         """The work on the chosen programs."""
 
     def run_suite(self, stage: str, options: StageOptions) -> int:
-        """Work on the chosen programs, and report. Returns the exit code."""
+        """Work on the chosen programs and report. Returns the exit code."""
 
 
 def run_suite(lane: Lane[P, L], stage_name: str, options: StageOptions) -> int:
-    """The body of every stage that runs a suite. Returns the exit code."""
+    """Run a suite in a stage: every stage that runs suites calls this. Returns the exit code."""
     selection, judgement = options.selection, lane.judgement(stage_name)
     if options.list_only:
         return show_list(lane.chosen(options.choice, selection))

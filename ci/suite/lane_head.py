@@ -1,4 +1,4 @@
-"""What is known of a lane before it is imported, which takes a second. Imports nothing heavy."""
+"""What can be read about a lane without importing it, which takes a second. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from provisioning.base.command_line import TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class LaneStage:
-    """A stage of a lane: a command, a session of nox, and a report."""
+    """A stage of a lane is a command, a session of nox, and a report."""
 
     name: str
     verb: str
-    """MODULE or MODULE:NAME with its command line."""
+    """MODULE or MODULE:NAME, which has its command line."""
     summary: str
-    """What it does, for the list of commands."""
+    """The summary that the list of commands shows."""
     environment: str = ""
-    """The locked Python that it runs in; empty: the lane's."""
+    """The locked Python that it runs in; empty means the lane's."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneHead:
-    """A lane, without its work."""
+    """The description of a lane, without its work."""
 
     name: str
-    """In suites and in reports."""
+    """The name that suites and reports use."""
     environment: str
     """The locked Python that it runs in."""
     stages: tuple[LaneStage, ...]
-    """The first compiles a program, the last runs it; one stage may do both."""
+    """The first stage compiles a program, the last runs it; one stage may do both."""
     models: str = ""
-    """The models that it takes, in words."""
+    """The models that the lane takes, in words."""
     timeout: float = TIMEOUT
-    """Seconds after which a step on one model ends, unless --timeout says otherwise."""
+    """A step on one model ends after this many seconds, unless --timeout says otherwise."""
     only_compiles: bool = False
-    """Whether of the commands for one model it has `compile` and `run` alone."""
+    """Whether `compile` and `run` are the only commands for one model that it supports."""
     mark: str = ""
-    """What tells its programs from others of the same case, on a page."""
+    """The mark that distinguishes its programs from others of the same case on a page."""
     has_suites: bool = True
-    """Whether its programs are those of suites: gate, page and comparisons then show them."""
+    """Whether its programs come from suites: the gate, the page and comparisons then show them."""
 
     @property
     def stage_names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Parts of an output that are lost although the output as a whole is near the expected one.
+"""Find parts of an output that are lost although the output as a whole is near the expected one.
 
-Slices along the last and along the channel dimension are looked at. An error that is small beside boxes in
-pixels may be all of the scores beside them."""
+It checks slices along the last and along the channel dimension. An error that is small beside boxes in pixels
+may wipe out the scores next to them."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from provisioning.base.rendering import plural
 from provisioning.base.units import decibels, in_decibels
 
 WRONG_DB = 20.0
-"""Outputs with a lower SQNR are wrong, even if the tolerance of a test lets them pass."""
+"""An output with a lower SQNR is wrong, even if the tolerance of a test lets it pass."""
 FEW, MANY = 16, 1000
-"""An output or slice with fewer distinct values than FEW, where float has more than MANY, is lost."""
+"""An output or slice is lost if it has fewer than FEW distinct values where float has more than MANY."""
 LEAST_VALUES = 16
-"""Slices with fewer are not looked at: chance makes one of them small."""
+"""Slices with fewer values are not checked: chance alone makes one of them small."""
 STILL = 0.01
-"""A slice that varies by less, beside its size, is constant."""
+"""A slice is constant if it varies by less than this share of its size."""
 APART = 4.0
-"""Slices are of another kind if they vary this many times less than all others."""
+"""Slices are weak if they vary this many times less than all others."""
 NOISIER = 7.0
-"""A slice is less exact than the others if the power of its error is this many times theirs. With weights of
-4 bits six times is usual (op_grouped_attention at 16a4w: its first row)."""
+"""A slice is less exact than the others if its error's power is this many times theirs. With 4-bit weights,
+six times is usual (op_grouped_attention at 16a4w: its first row)."""
 DECIDED = 1 / 16
-"""Probabilities that are as near to 0 or 1, everywhere, decide the same if they are a step of 8 bits off."""
+"""If all probabilities are at most this far from 0 or 1, an error of one 8-bit step does not change a
+decision."""
 STEP = 1 / 256
-"""Of 8 bits, between 0 and 1."""
+"""The size of one 8-bit step between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPart:
-    """Slices of an output, or all of it."""
+    """Some slices of an output, or all of it."""
 
     words: str
     sqnr_db: float | None
-    """None if it is constant in float: not judged."""
+    """None if float is constant here, so that it is not judged."""
     is_news: bool = True
-    """False of a whole output of which the usual figures say all."""
+    """False for a whole output that the usual figures already describe."""
 
     def __str__(self) -> str:
         return self.words if self.sqnr_db is None else f"{self.words}: {in_decibels(self.sqnr_db)} SQNR"
 
 
 def parts_of(title: str, truth: Any, values: Any, least: float = WRONG_DB) -> Iterator[OutputPart]:
-    """Of the inferences of one output, stacked: all of it, then what is lost in it, what is weak, and what is
-    constant. Slices must have `least` dB."""
+    """Yield the whole output, then its lost, weak and constant slices. `truth` and `values` stack all
+    inferences of the output. Slices must have `least` dB."""
     # The squares of very large values stay finite.
     size = max(float(abs(truth).max()), float(abs(values).max())) or 1.0
     comparison = _Compared(title, truth / size, values / size, least, 1 / size)
@@ -64,10 +65,11 @@ class _Compared:
     values: Any
     least: float
     unit: float
-    """What 1 became."""
+    """The value that 1 became when the arrays were scaled."""
 
     def part(self, words: str, places: Any, axis: int) -> OutputPart:
-        """As many dB less than `least` as it has values less than FEW, at most."""
+        """Measure a part. If it has fewer than FEW distinct values, it gets at most that share of `least`
+        dB."""
         truth, values = self.truth[places], self.values[places]
         noise = float(((values - truth) ** 2).sum())
         sqnr_db, separate = decibels(float((truth**2).sum()), noise), places is not ...
@@ -80,7 +82,7 @@ class _Compared:
         return OutputPart(words, sqnr_db, separate)
 
     def along(self, axis: int) -> Iterator[OutputPart]:
-        """What is lost, weak or constant among the slices of a dimension."""
+        """Yield the slices of a dimension that are lost, weak or constant."""
         import numpy
 
         truth, error = self.truth, self.values - self.truth
@@ -129,8 +131,8 @@ class _Compared:
             )
 
     def _decided(self, error: Any, axes: tuple[int, ...]) -> Any:
-        """Which slices of probabilities are near 0 or 1 everywhere, and are found there. Beside values of
-        another kind they have another step, so none is."""
+        """Mark the slices of probabilities that are near 0 or 1 everywhere and were computed within one 8-bit
+        step. Next to values of another kind the step differs, so no slice is marked."""
         import numpy
 
         truth = self.truth / self.unit
@@ -141,7 +143,7 @@ class _Compared:
 
 
 def _of_a_weak_kind(varies: Any, judged: Any) -> Any:
-    """Which slices lie below the widest gap, if it is wide."""
+    """Mark the slices that lie below the widest gap, if it is wide."""
     import numpy
 
     order = numpy.flatnonzero(judged)
@@ -154,13 +156,15 @@ def _of_a_weak_kind(varies: Any, judged: Any) -> Any:
 
 
 def _few(truth: Any, values: Any) -> int | None:
-    """How many distinct values are found, where they are few for the expected ones."""
+    """The number of distinct computed values, if there are fewer than FEW and more than MANY expected ones;
+    else None."""
     distinct = _distinct(values, FEW)
     return distinct if distinct < FEW and _distinct(truth, truth.size) > MANY else None
 
 
 def _distinct(values: Any, least: int) -> int:
-    """How many distinct values there are; of `least` or more at least so many."""
+    """The number of distinct values; for `least` or more it may return less than the exact number, but at
+    least `least`."""
     import numpy
 
     few = numpy.unique(values.ravel()[:4096]).size
@@ -168,7 +172,7 @@ def _distinct(values: Any, least: int) -> int:
 
 
 def _numbers(numbers: Any) -> str:
-    """`slice 4`, `slices 4 to 83`, or the first few."""
+    """Write numbers as `slice 4`, `slices 4 to 83`, or the first few."""
     first, last = int(numbers[0]), int(numbers[-1])
     if len(numbers) == 1:
         return f"slice {first}"

@@ -1,4 +1,4 @@
-"""ONNX Runtime's QNN provider, for all lanes that compile with it. Imported only by workers."""
+"""Use ONNX Runtime's QNN provider, for all lanes that compile with it. Only workers import this module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\
 
 @cache
 def device() -> Any:
-    """The provider's device. Registers the provider, which works once per process."""
+    """Return the provider's device. Registers the provider, which works once per process."""
     # QNN reports a graph's costs only at the highest log level, set here, at registration and in the session.
     ort.set_default_logger_severity(VERBOSE)
     ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
@@ -52,7 +52,7 @@ def installed_build() -> str:
 
 
 def load() -> None:
-    """Load what every session needs, so that forks of this process have it already."""
+    """Load what every session needs, so that forks of this process already have it."""
     device()
     installed_build()
     # Kept open: otherwise each session would load all 106 MB again.
@@ -92,7 +92,8 @@ def session_on_htp(
 
 
 def session_on_cpu(model: OnnxModel) -> Any:
-    """Of the model as written: a quantized one computes in float between roundings."""
+    """Make a session of the model as written, without optimizations: a quantized model computes in float
+    between roundings."""
     options = session_options()
     # Optimizing would compute quantized operators in integers, which round differently.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -104,7 +105,7 @@ def _source_of(model: OnnxModel) -> str | bytes:
 
 
 def run(session: Any, sample: Sample) -> Sample:
-    """The outputs of one inference."""
+    """Return the outputs of one inference."""
     names = [output.name for output in session.get_outputs()]
     with failing("it was compiled, and running it fails", "look at the inputs' values"):
         outputs = session.run(names, sample)
@@ -112,7 +113,7 @@ def run(session: Any, sample: Sample) -> Sample:
 
 
 def on_cpu(model: OnnxModel, samples: Iterable[Sample]) -> list[Sample]:
-    """The outputs of each sample."""
+    """Return the outputs of each sample, computed on the CPU."""
     doing("run on CPU")
     try:
         session = session_on_cpu(model)
@@ -126,7 +127,8 @@ def on_cpu(model: OnnxModel, samples: Iterable[Sample]) -> list[Sample]:
 
 
 def folded(model: OnnxModel) -> onnx.ModelProto:
-    """A copy without what does not depend on inputs, so that the shapes of all values can be told."""
+    """Copy the model without the nodes that do not depend on inputs, so that the shapes of all values can be
+    inferred."""
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with tempfile.TemporaryDirectory(prefix="qnn-ci-folded-") as folder:
@@ -137,7 +139,7 @@ def folded(model: OnnxModel) -> onnx.ModelProto:
 
 @contextlib.contextmanager
 def failing(message: str, *fixes: str) -> Iterator[None]:
-    """An error is one of ours that begins so."""
+    """Turn any error into CheckFailed with a message that begins with `message`."""
     try:
         yield
     except Exception as error:
@@ -146,13 +148,13 @@ def failing(message: str, *fixes: str) -> Iterator[None]:
 
 
 def message_of(error: Exception) -> str:
-    """The message without the place in ONNX Runtime's source."""
+    """The error's message without the location in ONNX Runtime's source."""
     text = SOURCE.sub("", " ".join(str(error).split()))
     return text[:600] or type(error).__name__
 
 
 def explained(message: str, *refused: Refusal) -> str:
-    """The command that explains the codes; empty if none is known."""
+    """The command that explains the error codes; empty if none is known."""
     codes = dict.fromkeys(str(code.code) for code in [*read(message).codes, *(row.code for row in refused)])
     word = "code" if len(codes) == 1 else "codes"
     return Fix(f"{{}} explains the {word}", ("diagnose", *codes)) if codes else ""

@@ -1,5 +1,5 @@
-"""The flags that choose a suite's programs and how they are processed, what is read from them, and what the
-expressions of `-k` and the parts of `--shard` mean. Imports nothing heavy."""
+"""Define and read the flags that choose a suite's programs and how they are processed, and interpret the
+expressions of `-k` and the parts of `--shard`. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from provisioning.base.settings import DEFAULT_TARGET, Selection
 
 SHIPPED = "manifests/suites/models.toml"
 STAGE, LANGUAGE_STAGE = "a lane's stage", "the stage of language models"
-"""In place of the stages that run a suite: the registry of lanes has their names."""
+"""These stand for the stages that run a suite; the registry of lanes has their names."""
 STAGES = (STAGE, LANGUAGE_STAGE)
 COMMANDS = ("divergence", "quantize", "matrix")
-"""Other verbs that take programs of suites."""
+"""Other verbs take programs of suites, too."""
 CHOOSING = (*STAGES, *COMMANDS)
 WHICH = "which programs"
 
 
 @dataclass(frozen=True)
 class Choice(Options):
-    """Which programs of which suites; empty fields choose all."""
+    """Chooses programs and suites; an empty field chooses all."""
 
     suites: tuple[Path, ...] = option(
         (),
@@ -84,7 +84,7 @@ class StageOptions:
 
 
 def add_choice(parser: argparse.ArgumentParser, verb: str) -> None:
-    """The flags that choose a suite's programs for this verb."""
+    """Add the flags that choose a suite's programs for this verb."""
     add_options(parser, verb, {WHICH: Choice})
 
 
@@ -95,7 +95,8 @@ def choice_of(args: argparse.Namespace) -> Choice:
 
 
 def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argparse._ArgumentGroup:
-    """Returns the group, so that a stage can add its own flags."""
+    """Add the flags of how programs are processed. Returns the group, so that a stage can add its own
+    flags."""
     parser.set_defaults(accept=False)
     group = group_named(parser, "how")
     switch(group, "--list", "list the chosen programs and stop")
@@ -107,7 +108,7 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
 
 
 def add_accept(group: argparse._ActionsContainer, files: str) -> None:
-    """`files`: what it writes."""
+    """Add --accept; `files` names what it writes."""
     switch(group, "--accept", f"expect the measured values from now on: {files}")
 
 
@@ -118,8 +119,9 @@ def stage_options(args: argparse.Namespace) -> StageOptions:
 def add_work(
     group: argparse._ActionsContainer, unit: str, timeout: float | None = TIMEOUT, *, cached: bool = True
 ) -> None:
-    """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
-    else `work_of` reads are the command's own; so is that of the limit where `timeout` is None."""
+    """Add the flag for the time limit of a `unit` of work, and for cached work --no-cache and --why. The
+    command adds the other flags that `work_of` reads. If `timeout` is None, it also adds the time limit
+    itself."""
     off = ("no_cache", "why", "keep")
     group.set_defaults(jobs=None, **dict.fromkeys(off, False))
     if timeout is not None:
@@ -130,7 +132,7 @@ def add_work(
 
 
 def work_of(args: argparse.Namespace, timeout: float = TIMEOUT) -> WorkOptions:
-    """`timeout`: where the user names none."""
+    """Read how work is done. `timeout` applies if the user names none."""
     return WorkOptions(
         timeout=args.timeout or timeout,
         jobs=args.jobs,
@@ -147,7 +149,7 @@ def check(suites: Sequence[Path], flag: str = "--suite") -> None:
 
 
 def host_selection(args: argparse.Namespace) -> Selection:
-    """The selection of a command whose work is for this machine."""
+    """The selection of a command that works for this machine."""
     for target in args.target or ():
         if target != DEFAULT_TARGET:
             raise UsageError(
@@ -162,7 +164,8 @@ _ALLOWED = (ast.Expression, ast.BoolOp, ast.UnaryOp, ast.Not, ast.And, ast.Or, a
 
 
 def matcher(expressions: Sequence[str], *, whole_name: bool = False) -> Callable[[str], bool]:
-    """A predicate over names, true where any of the expressions holds; without expressions always true.
+    """Return a predicate over names that is true if any of the expressions holds; without expressions it is
+    always true.
 
     A word matches any part of a name, in any case, and `*` in it matches anything; with `whole_name` a word
     with `*` must match the whole name."""
@@ -171,7 +174,7 @@ def matcher(expressions: Sequence[str], *, whole_name: bool = False) -> Callable
 
 
 Words = Mapping[int, Callable[[str], bool]]
-"""What each word asks of a name, by its place in the text that was parsed."""
+"""Maps the position of each word in the parsed text to its test of a name."""
 
 
 def _parse(expression: str, whole_name: bool) -> tuple[ast.expr, Words]:
@@ -208,7 +211,8 @@ def _matches(word: str, name: str, *, whole_name: bool) -> bool:
 
 
 def shard(jobs: Iterable[Job], index: int, count: int) -> list[Job]:
-    """Shard `index` (from 1) of `count`: the same jobs always give the same shards of about equal length."""
+    """Return shard `index` (from 1) of `count`: the same jobs always give the same shards of about equal
+    length."""
     loads = [0.0] * count
     part: list[Job] = []
     for job in longest_first(jobs):
@@ -230,8 +234,8 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def shard_named(jobs: Sequence[Job], text: str) -> list[Job]:
-    """The jobs of the shard that `--shard` names. Raises UsageError for an empty shard: running nothing must
-    not pass."""
+    """Return the jobs of the shard that `--shard` names. Raises UsageError for an empty shard: running
+    nothing must not pass."""
     part = shard(jobs, *parse_shard(text))
     if not part:
         raise UsageError(

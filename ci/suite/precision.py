@@ -1,4 +1,4 @@
-"""The number format of a model: float in fp16, or quantized with activations and weights of 8 or 16 bits."""
+"""The number format of a model is fp16, or quantized with 8-bit or 16-bit activations and weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from provisioning.base.errors import UnknownName, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`activations` and `weights` by the names of onnxruntime.quantization.QuantType; empty: not
+    """`activations` and `weights` are names of onnxruntime.quantization.QuantType; empty means not
     quantized."""
 
     name: str
@@ -29,7 +29,7 @@ class Precision:
 
     @property
     def suite_name(self) -> str:
-        """Its name in suites: ExecuTorch's, if the lowering suite's scheme of that name is this one."""
+        """The name that suites use: ExecuTorch's, if its scheme of that name is this precision."""
         first = next(
             precision for precision in PRECISIONS.values() if precision.executorch == self.executorch
         )
@@ -56,18 +56,18 @@ PRECISIONS = {
 ExecutorchScheme = Literal[
     "fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w", "qdq"
 ]
-"""`qdq`: a model that is quantized already, taken as it is."""
+"""`qdq` takes a model that is already quantized, unchanged."""
 SCHEMES: tuple[str, ...] = get_args(ExecutorchScheme)
 
 OnnxPrecision = Literal["fp16", "8a8w", "16a8w"]
-"""Those of the table of ONNX's operators."""
+"""The precisions in the table of ONNX's operators."""
 ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
 
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
-"""Other spellings, beside `w8a16` and `a16w8` for `16a8w`."""
+"""Other spellings that are accepted, beside `w8a16` and `a16w8` for `16a8w`."""
 
 MORE_EXACT = {"8a8w": "16a8w", "8a4w": "16a4w", "16a8w": "fp16"}
-"""By precision: the one that `tune` gives what loses too much."""
+"""For each precision, the one that `tune` gives an operator that loses too much."""
 
 WIDE = re.compile(r"[us]?16|fp16a")
 
@@ -76,7 +76,7 @@ ACTIVATIONS_FIRST = re.compile(r"a(\d+)w(\d+)")
 
 
 def _scheme(name: str) -> str:
-    """ExecuTorch's name of a scheme; else the name unchanged."""
+    """ExecuTorch's name of a scheme; any other name stays unchanged."""
     plain = name.strip().lower()
     plain = ALIASES.get(plain, plain)
     if match := WEIGHTS_FIRST.match(plain):
@@ -91,7 +91,7 @@ def _onnx_name(name: str) -> str:
 
 
 def scheme_named(name: str) -> str:
-    """ExecuTorch's scheme: `16a8w` for `16a8w`, `w8a16`, `u16u8` and the like."""
+    """ExecuTorch's scheme of this name: `16a8w` for `16a8w`, `w8a16`, `u16u8` and similar spellings."""
     plain = _scheme(name)
     if plain in SCHEMES:
         return plain
@@ -103,7 +103,7 @@ def scheme_named(name: str) -> str:
 
 
 def precision_named(name: str) -> Precision:
-    """ONNX Runtime's precision: `u16u8` for `u16u8`, `u16/u8`, `16a8w`, `w8a16`."""
+    """ONNX Runtime's precision of this name: `u16u8` for `u16u8`, `u16/u8`, `16a8w`, `w8a16`."""
     scheme = _scheme(name)
     plain = _onnx_name(scheme)
     if plain in PRECISIONS:
@@ -132,8 +132,8 @@ def refuse_several(text: str) -> None:
 
 
 def written_name(name: str) -> str:
-    """The one name that suites have for a precision: `16a8w` for `16a8w`, `w8a16`, `u16u8`. What is none
-    stays as it is."""
+    """The one name that suites use for a precision: `16a8w` for `16a8w`, `w8a16`, `u16u8`. A name that is no
+    precision stays unchanged."""
     for name_of in (lambda text: precision_named(text).suite_name, scheme_named):
         with suppress(UsageError):
             return name_of(name)
@@ -144,11 +144,12 @@ TWO_PRECISIONS = add_flags("--precision", "8a8w", "--precision", "16a8w")
 
 
 def has_16_bit_activations(kind: str) -> bool:
-    """Of a quantized run, by the kind that suites write: `16a8w`, `u16u8`, `fp16a8w`."""
+    """Whether a quantized run of this kind has 16-bit activations. The kind is spelled as in suites: `16a8w`,
+    `u16u8`, `fp16a8w`."""
     return WIDE.match(kind) is not None
 
 
 def refuse_floats(quantizes: bool, precision: object) -> None:
-    """What quantizes a model takes no precision that leaves it as it is."""
+    """Refuse a precision that quantizes nothing for a command that quantizes."""
     if not quantizes:
         raise UsageError(f"{precision} quantizes nothing", fix=Fix("{}, 16a8w …", ("--precision", "8a8w")))

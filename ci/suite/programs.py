@@ -27,19 +27,20 @@ from provisioning.manifest import soc_named
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Factory = Annotated[str, StringConstraints(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]+\.pt2)$")]
-"""A function that returns a model, or a file of torch.export.save, relative to the suite."""
+"""Names a function that returns a model, or a file that torch.export.save wrote, relative to the suite."""
 
 
 Scalar = bool | int | float | str
 
 
 class TaskMetric(Model):
-    """What the model is for, as a number that is better the larger it is."""
+    """Measures what the model is for, as a number that is better the larger it is."""
 
     name: str
-    """For people: "characters right"."""
+    """The name that people read, such as "characters right"."""
     function: Dotted
-    """It gets the program's outputs and the float model's, of both a list for each inference."""
+    """Receives the program's outputs and the float model's: each is a list with an entry for each
+    inference."""
 
 
 HELD = ("sqnr_db", "agreement", "metric")
@@ -48,15 +49,15 @@ HELD_QUANTIZED = (*HELD, "reference_sqnr_db", "reference_agreement")
 MAX_SUGGESTIONS = 8
 
 NO_SUITE = "no-suite.toml"
-"""The name in place of a suite's for a model of a command line. There is no such file."""
+"""Stands for the suite's name if the model comes from a command line. There is no such file."""
 
 
 class SuiteRun(Model):
     judged_later: ClassVar[frozenset[str]] = frozenset({"label", "socs", "tags", "thresholds"})
-    """Fields that the work does not get, so no result depends on them."""
+    """The work does not receive these fields, so no result depends on them."""
     of_model: ClassVar[frozenset[str]] = frozenset()
-    """Fields that say which model and which samples there are: an export gives these by their bytes. All
-    others decide the result."""
+    """These fields choose the model and its samples: an export describes both by their bytes. All other
+    fields decide the result."""
 
     label: Word | None = None
     """Tells this run from others of the same kind; [the kind]."""
@@ -64,7 +65,7 @@ class SuiteRun(Model):
     tags: tuple[Word, ...] = ("pr", "nightly")
     """When the run takes place; without tags always."""
     thresholds: Thresholds | None = None
-    """What its author demands. It wins over what was accepted."""
+    """The thresholds that the author demands. They override the accepted ones."""
 
     @property
     def is_measured(self) -> bool:
@@ -73,13 +74,13 @@ class SuiteRun(Model):
 
     @property
     def required_figures(self) -> tuple[str, ...]:
-        """Figures that get a threshold even if the suite does not name them, of programs that have them."""
+        """These figures get a threshold even if the suite does not name them, if the program has them."""
         return HELD
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """Its name without a label."""
+        """The run's name without a label."""
 
     @property
     def name(self) -> str:
@@ -99,7 +100,7 @@ class SuiteRun(Model):
 class SuiteCase(Model):
     judged_later: ClassVar[frozenset[str]] = frozenset({"runs"})
     of_model: ClassVar[frozenset[str]] = frozenset()
-    """Both as of a run."""
+    """Both sets mean the same as those of a run."""
 
     non_finite: bool = False
     """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
@@ -119,9 +120,9 @@ class MixedRun(SuiteRun):
     judged_later: ClassVar[frozenset[str]] = SuiteRun.judged_later | {"precision_file"}
 
     precision_file: str = ""
-    """In place of precision and nodes: a file that `tune` has written, relative to the suite."""
+    """A file that `tune` has written, relative to the suite. It replaces precision and nodes."""
     nodes: dict[str, tuple[str, ...]] = Field(default={})
-    """By precision, the operators that have it; `*` in a name matches anything."""
+    """Maps a precision to the operators that have it; `*` in a name matches anything."""
 
     @property
     def name(self) -> str:
@@ -129,12 +130,12 @@ class MixedRun(SuiteRun):
 
 
 Fields = Mapping[str, Metric]
-"""Those of a case or of a run, by name."""
+"""The fields of a case or of a run, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramOrder:
-    """A program for the processes that work on it."""
+    """A program, as the processes that work on it receive it."""
 
     case: Fields
     run: Fields
@@ -166,9 +167,9 @@ class Program:
     needs: Needs = NONE
     lane: str = ""
     accepted: Thresholds = field(default_factory=Thresholds)
-    """Those of its run that --accept wrote."""
+    """The thresholds of its run that --accept wrote."""
     recorded: Recorded | None = None
-    """What it cost, and how accurate it was, when somebody last agreed to it."""
+    """The costs and figures of the program that were accepted last."""
 
     @property
     def demanded(self) -> dict[str, float]:
@@ -177,12 +178,12 @@ class Program:
 
     @property
     def thresholds(self) -> Thresholds | None:
-        """What it is held to; None if it is not measured."""
+        """The thresholds that decide its verdict; None if it is not measured."""
         return self.accepted.model_copy(update=self.demanded) if self.run.is_measured else None
 
     @property
     def run_name(self) -> str:
-        """Without the chip."""
+        """The program's name without the chip."""
         return f"{self.case_name}/{self.run.name}"
 
     @property
@@ -191,19 +192,19 @@ class Program:
 
     @property
     def search_path(self) -> Path:
-        """Where a factory's module is searched first, and where relative file names begin."""
+        """The folder where a factory's module is searched first, and where relative file names begin."""
         return self.suite.parent
 
     @property
     def model_without_suite(self) -> str:
-        """Which model it is, where no suite has it; else empty."""
+        """The text that identifies a model that belongs to no suite; empty for a model of a suite."""
         alone = self.suite.name == NO_SUITE
         return self.case.model_dump_json(include={"factory", "model"}) if alone else ""
 
     @property
     def working_folder(self) -> Path:
-        """Where relative paths in the user's code begin: the suite's folder, or for a model that no suite has
-        the user's."""
+        """The folder where relative paths in the user's code begin: the suite's folder, or the user's current
+        one for a model that belongs to no suite."""
         return Parser.user_folder() if self.suite.name == NO_SUITE else self.suite.parent
 
     @property
@@ -215,7 +216,7 @@ class Program:
 
 
 def _parted(model: Model, judged_later: Collection[str], of_model: Collection[str]) -> tuple[Fields, Fields]:
-    """The fields that decide a result, and those that say which model it is of."""
+    """Split the fields into those that decide a result and those that identify its model."""
     fields = model.model_dump(mode="json", exclude={*judged_later})
     deciding = {name: value for name, value in fields.items() if name not in of_model}
     return deciding, {name: value for name, value in fields.items() if name in of_model}
@@ -225,7 +226,7 @@ P = TypeVar("P", bound=Program)
 
 
 def with_accepted(programs: Sequence[P]) -> list[P]:
-    """Programs of one suite and lane, with what is accepted of them now."""
+    """Return these programs of one suite and lane with the results that are accepted now."""
     if not programs:
         return []
     suite, profile, lane = programs[0].suite, programs[0].profile, programs[0].lane
@@ -237,7 +238,8 @@ def with_accepted(programs: Sequence[P]) -> list[P]:
 
 
 def _named(programs: Sequence[Program], word: str) -> set[str]:
-    """The program of this name, or those of this run, as we print them: another name may hold it."""
+    """The program of this name, or those of this run, as messages print them: another name may contain the
+    word."""
     return {program.name for program in programs if word in (program.name, f"{program.run_name}/")}
 
 
@@ -269,7 +271,7 @@ class Suites(LaneForm, Generic[P]):
     program: type[P]
 
     def own(self, programs: Iterable[Program]) -> list[P]:
-        """Programs that are this lane's, as its own type has them."""
+        """Return these programs as the lane's own type, if they belong to this lane."""
         own = []
         for program in programs:
             assert isinstance(program, self.program)
@@ -292,7 +294,7 @@ class Suites(LaneForm, Generic[P]):
         return with_accepted(programs)
 
     def needs_of(self, file: SuiteFile) -> Needs:
-        """What its models need beside our packages."""
+        """The packages that the suite's models need beside ours."""
         head = file.head
         if not self.runs_user_code or file.path == self.shipped:
             return NONE
@@ -308,7 +310,8 @@ class Suites(LaneForm, Generic[P]):
     def all_programs(
         self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
     ) -> list[P]:
-        """All programs of the named suites, or of the shipped one; no two may have the same name."""
+        """All programs of the named suites, or of the shipped one; two programs with the same name are
+        refused."""
         programs = [
             program
             for path in paths or [self.shipped]

@@ -1,4 +1,4 @@
-"""The runner that stages start: ours, or ExecuTorch's own in its own words. Imports nothing heavy."""
+"""Call the runner that stages start: ours, or ExecuTorch's own with its own flags. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ VARIABLE = "QNN_EXECUTOR_RUNNER"
 ERROR = re.compile(
     r"^.*(?:error:|\[ERROR\]|^[EF] [\d:.]+ executorch:).*(?:\n {4}.*)?", re.MULTILINE | re.IGNORECASE
 )
-"""An error of ours, of QNN, or of ExecuTorch's log. Our runner indents the runtime's own message, which says
-why, below it."""
+"""Matches an error of ours, of QNN, or of ExecuTorch's log. Our runner indents the runtime's own message,
+which says why, below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Dialect:
     quotes: bool
     """Whether a list of inputs may have quoted names."""
     nowhere: str
-    """What a flag gets for a file that nobody wants."""
+    """The value of a flag for a file that nobody wants."""
     figures: str
-    """The flag that names the file with what it measures."""
+    """The flag that names the file for the runner's measurements."""
 
 
 OURS = Dialect("qnn-ci's", quotes=True, nowhere="", figures="metrics_path")
@@ -47,7 +47,7 @@ EXECUTORCHS = Dialect("ExecuTorch's", quotes=False, nowhere=os.devnull, figures=
 
 @dataclass(frozen=True, slots=True)
 class RunnerOrder:
-    """A runner for a worker."""
+    """A runner, as a worker receives it."""
 
     whose: str
     files: Mapping[str, File]
@@ -62,7 +62,8 @@ class Runner:
 
     @classmethod
     def at(cls, path: Path) -> Runner:
-        """The runner in this file, which lists its flags. Raises EnvironmentLacking if it does not start."""
+        """Return the runner in this file, which lists its flags. Raises EnvironmentLacking if it does not
+        start."""
         process = interviewed([str(path), "--help"], 60)
         dialects = [dialect for dialect in (OURS, EXECUTORCHS) if dialect.figures in process.stdout]
         if not dialects:
@@ -80,7 +81,7 @@ class Runner:
 
     @property
     def order(self) -> RunnerOrder:
-        """For a worker, which makes a runner of it again."""
+        """Describe this runner to a worker, which makes a runner of it again."""
         # The program loads the libraries that were built with it from beside it.
         libraries = sorted((self.path.parent.parent / LIBRARIES).glob("*.so*"))
         files = {path.name: File(str(path)) for path in (self.path, *libraries)}
@@ -92,7 +93,7 @@ class Runner:
         return cls(Path(order.path), dialect)
 
     def write_inputs(self, file: Path, inferences: Iterable[Iterable[Path]]) -> Path:
-        """The list of inputs: one line for each inference."""
+        """Write the list of inputs: one line for each inference."""
         form = '"{}"' if self.dialect.quotes else "{}"
         lines = []
         for paths in inferences:
@@ -107,7 +108,7 @@ class Runner:
         return file
 
     def command(self, program: Path, inputs: Path, outputs: Path, figures: Path | None = None) -> list[str]:
-        """It writes outputs, and a file of figures where one is named."""
+        """The command that writes outputs, and a file of figures if `figures` names one."""
         files = dict.fromkeys(("etdump_path", "performance_output_path"), self.dialect.nowhere)
         if figures:
             files[self.dialect.figures] = str(figures)
@@ -118,7 +119,8 @@ class Runner:
         ]
 
     def shapes_in(self, figures: Path) -> Sequence[Sequence[int]] | None:
-        """Of the outputs; None where it says none: they are as the program plans them."""
+        """The shapes of the outputs, or None if the runner does not print them: they are then as the program
+        plans them."""
         if self.dialect == EXECUTORCHS:
             return None
         return [output["shape"] for output in json.loads(figures.read_text(encoding="utf-8"))["outputs"]]
@@ -127,8 +129,8 @@ class Runner:
 def call_runner(
     command: Sequence[str], log: Path, environment: Mapping[str, str], timeout: float | None = None
 ) -> str:
-    """Run it with its output in the log; returns its last error and what is known of that, or nothing.
-    Raises EnvironmentLacking where the machine ended it, and CheckFailed after the timeout."""
+    """Run the command with its output in the log. Return its last error and the known explanation, or
+    nothing. Raises EnvironmentLacking if the machine ended it, and CheckFailed after the timeout."""
     from ci.diagnose.logs import nearest
 
     try:
@@ -159,7 +161,7 @@ def call_runner(
 
 
 def find_runner(environ: Mapping[str, str], executorch: Executorch) -> Runner:
-    """The runner that QNN_EXECUTOR_RUNNER names, else the one that belongs to this executorch."""
+    """Return the runner that QNN_EXECUTOR_RUNNER names, else the one that belongs to this executorch."""
     value = environ.get(VARIABLE)
     path = Path(value).absolute() if value else executorch.runner(DIST)
     if not path.is_file():
@@ -176,7 +178,7 @@ def find_runner(environ: Mapping[str, str], executorch: Executorch) -> Runner:
 
 
 def ready_runner(environ: Mapping[str, str], reports: Path, executorch: Executorch) -> Runner:
-    """Like `find_runner`, but ours is built first if there is none, or none of this executorch."""
+    """Return the runner as `find_runner` does, but first build ours if there is none for this executorch."""
     if not environ.get(VARIABLE) and executorch.overlay is None and _is_of_another(executorch):
         message = "qnn_executor_runner could not be built"
         by_word = () if executorch.build else BY_WORD
@@ -185,7 +187,7 @@ def ready_runner(environ: Mapping[str, str], reports: Path, executorch: Executor
 
 
 def _is_of_another(executorch: Executorch) -> bool:
-    """Whether our runner is to be built for this wheel. `build_runner` knows best: it compares the content of
+    """Whether our runner must be built for this wheel. `build_runner` knows best: it compares the content of
     the whole package, and a tree's wheel has one version before and after an edit."""
     runner = executorch.runner(DIST)
     if not runner.is_file() or executorch.build is not None:

@@ -1,5 +1,5 @@
-"""What the stages that run a suite share: choosing programs, the environment that they work in, accepting
-what was measured, and the report.
+"""The parts that all stages that run a suite share: they choose programs, prepare the environment, accept
+measurements and write the report.
 
 A lane's stage calls these in turn (CONTRIBUTING.md, "Add a lane")."""
 
@@ -48,42 +48,42 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Plan(WorkPlan):
-    """Of programs of suites. A lane adds what its steps need."""
+    """The work on programs of suites. A lane adds what its steps need."""
 
     programs: tuple[Program, ...]
     packages: Mapping[Needs, OwnPackages]
-    """Those that its programs need, which are installed."""
+    """The installed packages that each program's suite needs."""
 
 
 EXECUTORCH = "executorch"
-"""The package, and the metric of a report that says which one ran."""
+"""The name of the package, and of the report's metric that says which one ran."""
 
 Results = Mapping[str, Mapping[str, Result]]
-"""By step, and then by program; the last step is the one that a program's verdict is about."""
+"""Maps a step to the results of its programs. A program's verdict is about the last step."""
 
 
 def of_program(program: Program, results: Results) -> dict[str, Result]:
-    """By step, of those that it came to."""
+    """The results of one program, for each step that it reached."""
     return {step: result[program.name] for step, result in results.items() if program.name in result}
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredValues:
-    """What --accept writes, by program; of what was not measured nothing."""
+    """The values that --accept writes for each program; what was not measured is absent."""
 
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Its accuracy, which gives thresholds."""
+    """The accuracy of each program, from which thresholds are derived."""
     recorded: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """What the baseline has of it."""
+    """The fields of each program that the baseline stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a lane says of a program that it came to a verdict on."""
+    """A lane's verdict on one program."""
 
     findings: Iterable[Finding]
     row: Mapping[str, Metric]
-    """What its row of the report has beside what all lanes' rows have."""
+    """The values in its row of the report that not all lanes have."""
 
 
 def choose(
@@ -92,8 +92,8 @@ def choose(
     selection: Selection,
     jobs_of: Callable[[Sequence[P]], Mapping[str, Job]],
 ) -> list[P]:
-    """The chosen programs. `jobs_of` gives the job of each program, for --shard: programs of one job stay
-    together."""
+    """Return the chosen programs. `jobs_of` gives the job of each program, for --shard: programs of one job
+    stay together."""
     programs = suites.choose(
         suites.all_programs(choice.suites, selection.named_socs, profile=selection.profile),
         tags=choice.tags,
@@ -107,20 +107,20 @@ def choose(
 
 
 def packages_of(programs: Iterable[Program], store: Path) -> dict[Needs, OwnPackages]:
-    """Those that the suites of these programs name; what is missing of them is installed."""
+    """Return the packages that the suites of these programs name, and install those that are missing."""
     return {needs: installed(needs, store) for needs in dict.fromkeys(program.needs for program in programs)}
 
 
 def show_list(programs: Sequence[Program]) -> int:
-    """For --list; returns the exit code."""
+    """Print the programs for --list; returns the exit code."""
     for program in programs:
         sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
     return 0
 
 
 def accepted(is_asked: bool, suites: Suites[P], plan: L, values: MeasuredValues, stage: StageRun) -> L:
-    """Write what was measured if that is asked for; returns the plan with what is accepted now. Runs that
-    their suites have no more are dropped."""
+    """Accept the measured values if the user asks for it; returns the plan with the accepted values. Runs
+    that their suites no longer have are dropped."""
     if not is_asked:
         return plan
 
@@ -144,7 +144,7 @@ def accepted(is_asked: bool, suites: Suites[P], plan: L, values: MeasuredValues,
 def _require_enough(
     programs: Sequence[Program], figures: Mapping[str, Mapping[str, float]], margin_db: float
 ) -> None:
-    """What is below the limits of all programs is accepted by hand alone."""
+    """Refuse figures below the limits of all programs: only a person may accept those, by hand."""
     low = [
         f"{program.name} ({name} {figures[program.name][name]:g})"
         for program in programs
@@ -174,10 +174,10 @@ def thresholds_of(
     margin_db: float,
     again: Callable[[Program], str],
 ) -> dict[str, Values]:
-    """By run, the thresholds of every run of which each chip has figures; those of other chips count too.
-    Figures that the suite itself demands get none.
+    """The thresholds of each run whose chips all have figures; chips that other programs of the run name
+    count too. Figures that the suite itself demands get none.
 
-    Says of which run it has none; `again` is the command that measures each chip of it."""
+    Prints the runs that get none; `again` is the command that measures each chip of a run."""
     figures_by_run: dict[str, list[Mapping[str, float]]] = {}
     for name, figure in figures.items():
         figures_by_run.setdefault(name.rpartition("/")[0], []).append(figure)
@@ -204,8 +204,8 @@ def thresholds_of(
 
 
 def accepted_figures(program: Program, rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Figures that get a threshold: those that always do of floats or integers, where the programs have such
-    outputs, and those that have one; without those that the suite demands."""
+    """The figures that get a threshold: those that programs with such outputs always need, and those that
+    already have one, without those that the suite demands."""
     has = [
         name
         for name in program.run.required_figures
@@ -219,8 +219,8 @@ def accepted_figures(program: Program, rows: Sequence[Mapping[str, float]]) -> l
 def report(
     stage: StageRun, suites: Suites[P], plan: Plan, verdicts: Mapping[str, Verdict], results: Results
 ) -> None:
-    """Put the findings and the row of each program into the report. A program without a verdict has none in
-    `verdicts`: what it needs has failed."""
+    """Put the findings and the row of each program into the report. A program that `verdicts` does not have
+    gets no row: something that it needs has failed."""
     rows: dict[str, Metric] = {}
     failures = 0
     stage.suite_of = {program.name: program.suite for program in plan.programs}
@@ -257,7 +257,7 @@ def report(
 
 
 def machine_failed(findings: Iterable[Finding]) -> bool:
-    """Whether the machine kept us from a verdict: exit code 1 says that everything could be checked."""
+    """Whether the machine prevented a verdict: exit code 1 says that everything could be checked."""
     return any(
         finding.severity is Severity.ERROR and finding.rule.endswith(f"-{MACHINE}") for finding in findings
     )
@@ -275,7 +275,7 @@ def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> i
 
 
 def export_log(plan: Plan, program: Program) -> Path:
-    """Cases of equal names in two suites have logs of their own."""
+    """The log of an export. Cases of the same name in two suites get logs of their own."""
     alike = [row.suite for row in plan.programs if row.case_name == program.case_name]
     earlier = [*dict.fromkeys([*alike, program.suite])].index(program.suite)
     # No case name contains a space.
@@ -301,15 +301,15 @@ def run_cached_step(step: Step[P], programs: Iterable[P]) -> dict[str, Result]:
 
 
 def _missing_module(result: Result) -> str:
-    """The module that its model imports and that is not installed; else empty."""
+    """The module that the model imports and that is not installed; empty if there is none."""
     return str(result.failure.details.get("missing") or "") if result.failure else ""
 
 
 def _with_users_packages(
     step: Step[P], programs: Sequence[P], answers: dict[str, Result], module: str
 ) -> dict[str, Result]:
-    """The results of a command line's model with the packages of its project; else what it lacks, with the
-    flag that names it."""
+    """Return the results of a command line's model. If a module is missing, try again with the packages of
+    its project; else the failure names the flag to use."""
     needs = programs[0].needs
     if needs.model is None:
         return answers
@@ -321,8 +321,8 @@ def _with_users_packages(
 
 
 def packages_of_project(needs: Needs, module: str, store: Path) -> OwnPackages | None:
-    """What the project of a model that lacks this module brings; None where it counts for nothing, or has
-    been asked already."""
+    """Install what the project of a model brings, if the model lacks this module. Returns None if there is no
+    such project, if the user excludes it, or if it was tried already."""
     project = nearest_project(needs.model) if needs.model and needs.takes_nearest else None
     if project is None or needs in _WITH_PROJECT:
         return None
@@ -349,11 +349,11 @@ def _advised(result: Result, fix: Fix) -> Result:
 
 
 _WITH_PROJECT: dict[Needs, OwnPackages] = {}
-"""What this process has installed of the projects of models: their next steps have it too."""
+"""The packages that this process has installed from the projects of models. Later steps use them, too."""
 
 
 def by_packages(plan: WorkPlan, programs: Sequence[P]) -> Iterator[tuple[OwnPackages, list[P]]]:
-    """The programs of suites with equal packages of their own, with these packages."""
+    """Group the programs by the packages of their suites; yields each group with its packages."""
     assert isinstance(plan, Plan)
     for needs in dict.fromkeys(program.needs for program in programs):
         own = _WITH_PROJECT.get(needs) or plan.packages[needs]
@@ -368,9 +368,10 @@ def scores_of(
     function: str,
     request: Callable[[Any], Mapping[str, object]],
 ) -> dict[str, MetricFigures | Failure]:
-    """The figures of each program's metric. `outputs` are the folders of what each gave, which may be cached.
+    """Compute the figures of each program's metric. `outputs` are the folders with each program's outputs,
+    which may be cached.
 
-    `function` is MODULE:FUNCTION; `request` says what it gets beside the metric and the folder."""
+    `function` is MODULE:FUNCTION; `request` builds its request from the metric and the folder."""
     results: dict[str, MetricFigures | Failure] = {}
     for own, alike in by_packages(plan, programs):
         tasks = [
@@ -421,8 +422,8 @@ def require_packages(modules: Iterable[str], fix: str) -> None:
 
 
 def host_libraries(sdk_root: Path, store: Path) -> dict[str, str]:
-    """The QNN build and the digest of the libraries that run on this machine. The store remembers the digests
-    of files that have not changed."""
+    """The QNN build, and the digest of its libraries that run on this machine. The store remembers the
+    digests of files that have not changed."""
     libraries = sdk_root / "lib" / HOST_LIBRARIES
     htp = libraries / "libQnnHtp.so"
     if not htp.is_file():
@@ -452,7 +453,7 @@ def use_executorch(environment: Environment) -> Executorch:
 
 
 def _require_found(executorch: Executorch) -> None:
-    """Refuse another executorch that lies before it on Python's path."""
+    """Refuse another executorch that comes before it on Python's path."""
     spec, home = importlib.util.find_spec(EXECUTORCH), executorch.overlay or Path(sys.prefix)
     for place in map(Path, list(spec.submodule_search_locations or ())[:1] if spec else ()):
         if place.absolute().is_relative_to(home.absolute()):
@@ -464,7 +465,7 @@ def _require_found(executorch: Executorch) -> None:
 
 
 def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
-    """As `resolve`, but what is neither in the store nor the user's own is provisioned first."""
+    """Resolve the environment, and first provision what neither the store nor the user has."""
     environment = _provisioned_environment(selection, environ)
     if environ.get(BUILDS_TREE) and _is_to_be_built(environment.executorch):
         sys.stderr.write("Building for this machine the tree that was just built for a device\n")

@@ -1,5 +1,6 @@
-"""The file of a suite: cases, and runs of them in any lane. Each lane says which fields are its own. And a
-precision file, which `tune` writes: the precision of a model, and the operators that have another one."""
+"""Read the file of a suite, which has cases and their runs in any lane. Each lane says which fields belong to
+it. Also read a precision file, which `tune` writes: the precision of a model, and the operators that have
+another one."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ PRECISION_SUFFIX = ".precision.toml"
 
 class PrecisionFile(Model):
     lane: Literal["executorch", "onnx"]
-    """Whose names the operators have."""
+    """The lane whose names the operators have."""
     precision: str
     nodes: dict[str, tuple[str, ...]] = Field(default={})
-    """By precision, the operators that have another one; `*` in a name matches anything."""
+    """Maps another precision to the operators that have it; `*` in a name matches anything."""
 
 
 def read_precision(path: Path, lane: str) -> PrecisionFile:
@@ -41,7 +42,7 @@ def read_precision(path: Path, lane: str) -> PrecisionFile:
 
 
 def precision_file_of(path: Path | None, lane: str) -> PrecisionFile | None:
-    """Of a command line."""
+    """Read the precision file that a command line names."""
     return read_precision(Parser.user_folder() / path, lane) if path else None
 
 
@@ -54,8 +55,7 @@ def precision_text(lane: str, precision: str, nodes: Mapping[str, Sequence[str]]
 
 
 def with_file(run: Mapping[str, object], folder: Path, lane: str) -> dict[str, object]:
-    """A run of a suite with what its precision file says in it: the content, and not the name, decides what
-    is compiled."""
+    """Replace a run's precision file by its content: the content, not the name, decides what is compiled."""
     file = run.get("precision_file")
     if not isinstance(file, str):
         return dict(run)
@@ -71,11 +71,11 @@ def with_file(run: Mapping[str, object], folder: Path, lane: str) -> dict[str, o
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""Outputs that are all zero have an SQNR of 0 dB, so a lower threshold could not be missed."""
+"""A threshold below 0 dB could not be missed, because outputs that are all zero have an SQNR of 0 dB."""
 
 
 class Thresholds(Model):
-    """Minimum accuracy of the emulator's outputs. Names without a prefix compare with the float model."""
+    """The minimum accuracy of the emulator's outputs. Names without a prefix compare with the float model."""
 
     sqnr_db: NotNegative | None = None
     """At least 10, if it is not named."""
@@ -106,7 +106,7 @@ class Thresholds(Model):
 THRESHOLD_NAMES = {
     name: f"{'most' if name.startswith('max_') else 'least'}.{name}" for name in Thresholds.model_fields
 }
-"""In a file of accepted results, by figure."""
+"""Maps a figure to its name in a file of accepted results."""
 
 
 CaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -128,9 +128,9 @@ WheelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 class SuiteHead(Model):
     variables: tuple[Variable, ...] = ()
-    """The user's variables that its models may read. They see few others, and these are in the key."""
+    """The user's variables that its models may read. They see few others, and these are part of the key."""
     secrets: tuple[Variable, ...] = ()
-    """Variables that its models get too, and on which no result depends."""
+    """Variables that its models also receive, and on which no result depends."""
     requirements: str = ""
     """A file, relative to the suite: packages that its models import beside the locked ones."""
     project: str = ""
@@ -155,11 +155,11 @@ class _File(SuiteHead):
 
 
 class LaneFields(Model):
-    """What a lane may say in a suite, by name, and the stages that run it."""
+    """The fields that a lane may have in a suite, by name, and the stages that run it."""
 
     stages: tuple[str, ...]
     case: tuple[str, ...]
-    """Fields that several lanes have stand once in a case, and are for all of them."""
+    """A field that several lanes have is written once in a case, and counts for all of them."""
 
 
 class _Lanes(RootModel[dict[str, LaneFields]]):
@@ -168,13 +168,14 @@ class _Lanes(RootModel[dict[str, LaneFields]]):
 
 @functools.cache
 def lanes() -> Mapping[str, LaneFields]:
-    """Of all lanes. A table, because a lane does not import another one to read its own part of a suite."""
+    """Return the fields of all lanes. This is a table, because a lane does not import another one to read its
+    own part of a suite."""
     return load(MANIFESTS / "lanes.toml", _Lanes).root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneForm:
-    """What a lane says of its part of a suite."""
+    """The form of a lane's part of a suite."""
 
     lane: str
     case: type[Any]
@@ -197,9 +198,9 @@ class SuiteFile:
     path: Path
     head: SuiteHead
     lanes: tuple[str, ...]
-    """That it has runs of."""
+    """The lanes that it has runs of."""
     cases: Mapping[str, Any]
-    """By name, those that have runs of the lane whose form was given, with these runs alone."""
+    """The cases that have runs of the lane whose form was given, by name, with only these runs."""
 
 
 def parse_suite(document: Document, path: Path, form: LaneForm | None = None) -> SuiteFile:
@@ -239,14 +240,16 @@ def parse_suite(document: Document, path: Path, form: LaneForm | None = None) ->
 
 
 def accepted_path(suite: Path, profile: str) -> Path:
-    """What was accepted of a suite: in manifests/accepted/ if it is shipped, else beside it."""
+    """The file of a suite's accepted results: in manifests/accepted/ for a shipped suite, else beside the
+    suite."""
     if suite.parent == MANIFESTS / "suites":
         return MANIFESTS / "accepted" / f"{suite.stem}-{profile}.json"
     return suite.with_name(f"{suite.stem}.accepted-{profile}.json")
 
 
 def lanes_of(path: Path) -> tuple[str, ...]:
-    """The lanes that the suite has runs of. Of one that cannot be read the first lane says what is wrong."""
+    """The lanes that the suite has runs of. If the file cannot be read, returns the first lane, which then
+    reports the error."""
     try:
         return parse_suite(read(path), path).lanes
     except ManifestError:
@@ -264,7 +267,8 @@ def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
 
 
 def _place(places: Mapping[tuple[str, str], list[int]], lane: str, place: Place) -> Place:
-    """Where the file has what a lane's own cases have there: it counts the runs of all lanes."""
+    """Translate a place among a lane's own cases into the place in the file, which counts the runs of all
+    lanes."""
     if len(place) > 3 and place[2] == "run" and isinstance(place[3], int):
         return (*place[:3], places[lane, str(place[1])][place[3]], *place[4:])
     return place
