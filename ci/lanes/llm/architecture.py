@@ -19,11 +19,11 @@ from ci.models.inputs import Array
 from provisioning.base.errors import ToolkitError, UsageError
 
 LOCAL = "local_"
-"""Begins the names of the inputs with the cosines and sines of layers that have a rope of their own."""
+"""The inputs with the cosines and sines of layers that have their own rope begin with this prefix."""
 HIDDEN = "hidden"
-"""What one part of a model hands to the next is named `hidden_` and the number of the layer."""
+"""What one part of a model hands to the next has this name with `_` and the number of the layer."""
 NOT_BUILT = "not_built"
-"""The type of an error about what is well-formed, and computed otherwise than here."""
+"""An error of this type reports a model that is well-formed, but computed in a way that is not built here."""
 
 Size = Annotated[int, Field(ge=1)]
 Token = Annotated[int, Field(ge=0)]
@@ -58,8 +58,8 @@ class Llama3Rope(BaseModel):
 
 
 class LongRope(BaseModel):
-    """Up to the length of training its short factors act. Where all are 1, as Phi 4 mini's, the frequencies
-    are plain, and their magnitude alone differs."""
+    """The short factors act up to the length of training. If all are 1, as in Phi 4 mini, the frequencies are
+    plain, and only their magnitude differs."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -69,7 +69,7 @@ class LongRope(BaseModel):
 
 
 def _new_rope(rope: Any) -> Any:
-    """Old files have `type`."""
+    """Translate `type`, which old files have, to `rope_type`."""
     if isinstance(rope, dict):
         return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
     return rope
@@ -82,25 +82,27 @@ Scaling = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family of models is built, where that is not as Llama is."""
+    """Says how a family of models differs from Llama."""
 
     models: str
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """What its config.json means without these keys."""
+    """A config.json without these keys means these values."""
     always_bias: bool = False
-    """Of queries, keys and values, whatever config.json says."""
+    """Whether queries, keys and values have a bias, whatever config.json says."""
     norms: Literal["", "heads", "whole"] = ""
-    """Of queries and keys: of each head, or of all heads at once."""
+    """Queries and keys are normalized in each head, or across all heads at once; empty if they are not."""
     layer_norms: tuple[str, str, str, str] = ("input", "", "post_attention", "")
-    """Before and after attention, before and after feed-forward, by the checkpoint's names."""
+    """These are the checkpoint's names of the norms before and after attention, and before and after
+    feed-forward."""
     gemma: bool = False
-    """Norms by 1 + weight, a scaled embedding, another activation, and layers with a rope of their own."""
+    """Whether norms multiply by 1 + weight, the embedding is scaled, the activation is another, and some
+    layers have their own rope."""
     fused: bool = False
-    """Queries, keys and values in one weight, and gate and up in one."""
+    """Whether queries, keys and values are one weight, and gate and up are one."""
     windowed: bool = False
     """Whether all layers have the sliding window."""
     partial: bool = False
-    """Whether a part of each head may be rotated alone, and by a longrope."""
+    """Whether only a part of each head may be rotated, and by a longrope."""
     unrotated: bool = False
     """Whether some layers have no rope."""
 
@@ -123,11 +125,11 @@ FAMILIES: Mapping[str, Family] = {
         windowed=True,
     ),
 }
-"""By `model_type`."""
+"""Each family has the `model_type` of its config.json as its key."""
 
 
 class Architecture(BaseModel):
-    """A model's config.json, and what other files say. null stands for no key."""
+    """Holds a model's config.json, and what other files say. A null counts as a missing key."""
 
     model_config = ConfigDict(strict=True, frozen=True, populate_by_name=True)
 
@@ -141,16 +143,16 @@ class Architecture(BaseModel):
     intermediate_size: Size
     longest: Size = Field(alias="max_position_embeddings")
     trained: Size | None = Field(None, alias="original_max_position_embeddings")
-    """The length of training, before a rope was scaled."""
+    """The model was trained with this length, before a rope was scaled."""
     rms_norm_eps: Number
     tied: bool = Field(False, alias="tie_word_embeddings")
     """Whether the output head is the embedding."""
     attention_bias: bool = False
     bos: Token | None = Field(None, alias="bos_token_id")
-    """The token that begins a text, unless the tokenizer puts none there, as Qwen's."""
+    """This token begins a text, unless the tokenizer puts none there, as Qwen's."""
     ends: Tokens = Field([], alias="eos_token_id")
     ends_of_chats: Tokens = []
-    """In generation_config.json."""
+    """generation_config.json has these."""
     rope_theta: Number = 10000.0
     rope: Scaling = Field(Rope(), alias="rope_scaling")
     partial_rotary_factor: Annotated[int | float, Field(gt=0, le=1)] = 1.0
@@ -165,10 +167,10 @@ class Architecture(BaseModel):
     final_logit_softcapping: None = None
     query_pre_attn_scalar: Number | None = None
     sliding_window_pattern: Size = 6
-    """Every so many layers, one has no window, and the rope of them all."""
+    """One in this many layers has no window, and uses the rope of the whole context."""
     rope_local_base_freq: Number = 10000.0
     no_rope_layers: list[int] | None = None
-    """A 0 for each layer without a rope."""
+    """The list has a 0 for each layer without a rope."""
     no_rope_layer_interval: Size = 4
 
     @property
@@ -198,12 +200,12 @@ class Architecture(BaseModel):
 
     @property
     def window(self) -> int | None:
-        """Tokens back that some layers look at most; no mask for it is built."""
+        """Some layers look back at most this many tokens; no mask is built for that."""
         return self.sliding_window if self.family.windowed else None
 
     @property
     def context(self) -> int:
-        """The most tokens that it is right for."""
+        """The model is right for at most this many tokens."""
         window = self.window
         trained = self.trained if isinstance(self.rope, LongRope) else None
         return min(length for length in (self.longest, window, trained) if length)
@@ -215,7 +217,7 @@ class Architecture(BaseModel):
 
     @property
     def rope_magnitude(self) -> float:
-        """Cosines and sines are multiplied by it."""
+        """Cosines and sines are multiplied by this."""
         if not isinstance(self.rope, LongRope) or self.trained is None:
             return 1.0
         times = self.longest / self.trained
@@ -274,7 +276,7 @@ class Architecture(BaseModel):
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Their shapes, by their names in the checkpoint."""
+        """Map the checkpoint's names of tensors to their shapes."""
         width, hidden = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         parts: dict[str, tuple[int, ...]] = {
@@ -306,14 +308,14 @@ class Architecture(BaseModel):
 
     @property
     def _fused_rows(self) -> dict[str, dict[str, int]]:
-        """Weights that some families have as one, and how many rows each has."""
+        """Map the weights that some families store as one to the number of rows that each has."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
         feed_forward = dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), self.intermediate_size)
         return {"self_attn.qkv_proj": attention, "mlp.gate_up_proj": feed_forward}
 
     def stored(self, name: str) -> tuple[str, slice]:
-        """The checkpoint's tensor with a weight of the decoder, and the weight's rows there."""
+        """Return the checkpoint's tensor that holds a weight of the decoder, and the weight's rows in it."""
         if name == "lm_head.weight":
             return "model.embed_tokens.weight" if self.tied else name, slice(None)
         for tensor, rows in self._fused_rows.items() if self.family.fused else ():
@@ -333,7 +335,7 @@ class Architecture(BaseModel):
 
     @property
     def weights_of_words(self) -> int:
-        """Of the embedding as of the head."""
+        """The embedding has this many weights, and so has the head."""
         return self.vocab_size * self.hidden_size
 
     def part(self, number: int, parts: int) -> tuple[int, int]:
@@ -356,11 +358,11 @@ class Architecture(BaseModel):
 
     @property
     def ropes(self) -> tuple[str, ...]:
-        """How the names of their inputs begin."""
+        """Return the prefixes of the names of the ropes' inputs."""
         return ("", LOCAL) if self.local else ("",)
 
     def rotation(self, positions: Array, rope: str = "") -> tuple[Array, Array]:
-        """Cosines and sines as Genie hands them over, one row for each position."""
+        """Return cosines and sines as Genie hands them over, one row for each position."""
         angles = np.outer(positions.astype(np.float64), self.frequencies(rope))
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -386,7 +388,7 @@ ANOTHER = (
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """Raises UsageError if it is no checkpoint of these families."""
+    """Read and check config.json. Raises UsageError if the folder has no checkpoint of these families."""
     values = _with_old_keys(folder, _values(folder))
     kind = str(values.get("model_type"))
     if kind not in FAMILIES:
@@ -405,7 +407,7 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 NULLS = ("sliding_window",)
-"""Keys whose null says something else than no key."""
+"""For these keys a null differs from a missing key."""
 
 
 def _shape_of(path: Path, values: Mapping[str, Any]) -> Architecture:
@@ -426,7 +428,7 @@ def _shape_of(path: Path, values: Mapping[str, Any]) -> Architecture:
 
 
 ROPES = ("default", "llama3", "longrope")
-"""The kinds of rope that are built; an error has them in its place."""
+"""These kinds of rope are built; pydantic puts the kind into the place of an error."""
 
 
 def _values(folder: Path) -> dict[str, Any]:
@@ -453,7 +455,8 @@ def read_object(
 
 
 def _with_old_keys(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """transformers 5 writes rope_parameters, and 4 reads rope_theta and rope_scaling."""
+    """Add the keys of transformers 4, rope_theta and rope_scaling, if the file has rope_parameters, which
+    transformers 5 writes."""
     new = values.get("rope_parameters")
     if new is None:
         return values
@@ -468,7 +471,8 @@ def _with_old_keys(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def old_rope(new: Mapping[str, Any]) -> dict[str, Any]:
-    """The rope_parameters of transformers 5 by the names of version 4; Gemma 3 has some by kind of layer."""
+    """Translate the rope_parameters of transformers 5 to the names of version 4; Gemma 3 has some by kind of
+    layer."""
     if "sliding_attention" in new:
         local = new["sliding_attention"]["rope_theta"]
         return {**old_rope(new["full_attention"]), "rope_local_base_freq": local}

@@ -1,4 +1,4 @@
-"""`run` and `check` of a compiled language model. Workers run and measure it; these ask them."""
+"""`run` and `check` of a compiled language model. Workers run and measure it; these functions ask them."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ from provisioning.base.stage_run import StageRun
 
 LOG = "worker.log"
 TOKENS_OF_PREFIX = 25
-"""For so many tokens of windows Genie continues a prefix."""
+"""Genie continues one prefix for this many tokens of windows."""
 
 
 def ask_worker(
     through: str, selection: Selection, logs: Path, timeout: float
 ) -> contextlib.AbstractContextManager[Asker]:
-    """The worker that loads what was compiled: ExecuTorch's has the profile's QNN."""
+    """Start the worker that loads what was compiled; ExecuTorch's worker has the profile's QNN."""
     log = logs / LOG
     if through == GENIE:
         return asking(home_of("generate", logs), f"{WORKER}:answer", log, timeout)
@@ -79,7 +79,7 @@ def ask_worker(
 
 
 def run_model(model: OneModel, prompt: str) -> int:
-    """Print what the model goes on with after the prompt."""
+    """Print what the model generates after the prompt."""
     options = model.own(LlmOptions)
     order = compiled_in(Parser.user_folder() / model.typed)
     folder = Path(order.into)
@@ -98,7 +98,7 @@ def run_model(model: OneModel, prompt: str) -> int:
 
 
 def _answer_of_program(model: OneModel, order: CompileOrder, tokens: Sequence[int]) -> SpokenText:
-    """Ask ExecuTorch's program. Its folder has what is read of the checkpoint."""
+    """Ask ExecuTorch's program. Its folder has the checkpoint's files that are needed."""
     logs = model.selection.reports.absolute() / "llm"
     compiled = replace(order, model=order.into)
     answer = AnswerOrder(compiled=compiled, prompt=list(tokens), most=model.own(LlmOptions).tokens)
@@ -107,7 +107,7 @@ def _answer_of_program(model: OneModel, order: CompileOrder, tokens: Sequence[in
 
 
 def _beginning_of(order: CompileOrder) -> int:
-    """The token that a prompt must not begin with, since it is put first."""
+    """Return the token that a prompt must not begin with, because the runtime puts it first."""
     if order.through == GENIE:
         return int(setting(Path(order.into, CONFIG), "context", "bos-token"))
     bos = read_architecture(Path(order.into)).bos
@@ -115,7 +115,7 @@ def _beginning_of(order: CompileOrder) -> int:
 
 
 def compiled_in(folder: Path) -> CompileOrder:
-    """By which a folder was compiled, wherever it is now."""
+    """Return the order that a folder was compiled by, with the folder's current place."""
     out = folder.absolute()
     return replace(record_of(out).order, into=str(out))
 
@@ -132,7 +132,7 @@ def check_model(compiled: Path, selection: Selection, options: CheckOptions) -> 
 
 
 def prepared(compiled: Path, selection: Selection, options: CheckOptions) -> Check:
-    """Refuse what cannot be checked before any worker starts."""
+    """Refuse what cannot be checked, before any worker starts."""
     order = compiled_in(compiled)
     out, record = Path(order.into), record_of(Path(order.into))
     folder = (options.checkpoint or Path(order.model)).absolute()
@@ -159,14 +159,14 @@ def prepared(compiled: Path, selection: Selection, options: CheckOptions) -> Che
 
 @dataclass(frozen=True)
 class Check:
-    """A compiled checkpoint, and the text by which it is judged."""
+    """Holds a compiled checkpoint, and the text that it is judged by."""
 
     name: str
     selection: Selection
     options: CheckOptions
     record: Record
     order: CompileOrder
-    """By which it was compiled, of the checkpoint where that is now."""
+    """The checkpoint was compiled by this order; its paths are the current ones."""
     text: JudgedText
 
     @property
@@ -205,7 +205,8 @@ class Check:
         stage.metrics["programs"] = {name: {**row, **judgement.row}}
 
     def _tokenizer_problems(self) -> Iterator[str]:
-        """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
+        """Report where Genie's tokenizer differs. Genie has its own, which also reads the chat template's
+        special tokens."""
         folder, texts = Path(self.order.into), [self.text.sample]
         tokenizer, bos = load_tokenizer(folder), setting(folder / CONFIG, "context", "bos-token")
         if has_template(folder):
@@ -226,8 +227,8 @@ class Check:
 def tokenizer_differences(
     checkpoint: Path, name: str, text: str, tokens: Sequence[int], bos: int
 ) -> Iterator[str]:
-    """Where the whole of what Genie reads, with the token that it puts first, is not what transformers' own
-    tokenizer gives by its defaults. The template of a chat writes the first token."""
+    """Report where Genie's tokens, including the one that it puts first, differ from what transformers'
+    tokenizer gives by default. In a chat, the template writes the first token."""
     reading, special = list(tokens), False
     if tokenizer_decides(checkpoint):
         reading = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]

@@ -66,20 +66,21 @@ def compile_checkpoint(order: CompileOrder) -> Written:
 
 @dataclass(frozen=True)
 class LayerPart:
-    """Some layers of a checkpoint, to be written as graphs. Without `rows` to quantize by they are fp16."""
+    """Holds some layers of a checkpoint, to be written as graphs. They are fp16 if there are no `rows` to
+    quantize by."""
 
     order: CompileOrder
     shape: Architecture
     number: int
     rows: Sequence[Any]
     outputs: Sequence[Sample]
-    """Float's, of the rows."""
+    """The float model computed these outputs of the rows."""
     encodings: Mapping[str, Encoding]
 
     def write_graph(self, name: str, count: int, ranges: Ranges) -> tuple[Path, Ranges]:
-        """A graph for that many tokens at once, in a folder of its own. The first one is calibrated by all
-        places of the rows, and others have its `ranges`: single tokens would be too many, and what a few of
-        them do not show would be cut off."""
+        """Write a graph that reads that many tokens at once, in its own folder. The first graph is calibrated
+        by all places of the rows. Others reuse its `ranges`, because single tokens would be too many, and
+        values that a few of them do not show would be cut off."""
         out, context = Path(self.order.into), self.order.context
         work = out / f"{name}_{self.number}"
         work.mkdir()
@@ -103,7 +104,8 @@ class LayerPart:
 
 
 def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[Path]:
-    """The context binaries in the order of Genie's configuration: those of prefill, then those of decode."""
+    """Write the context binaries, and return them in the order of Genie's configuration: prefill's, then
+    decode's."""
     folder, out, parts, context = Path(order.model), Path(order.into), order.parts, order.context
     binaries: dict[str, list[Path]] = {kind: [] for kind in KINDS}
     encodings: dict[str, Encoding] = {}
@@ -194,14 +196,14 @@ def _rename_graph(binary: Path, wrapper: Path, number: int, file: str) -> Any:
 
 
 def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
-    """Of Genie's context binaries."""
+    """Return a function that runs Genie's context binaries on HTP."""
     out, soc = Path(order.into), soc_named(order.soc)
     contexts = [load_context(out / f"{kind}_{part}.onnx", soc) for part in parts]
     return _step(contexts, _encodings(order, kind, parts))
 
 
 def cpu_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
-    """Of the quantized graphs."""
+    """Return a function that runs the quantized graphs on the CPU."""
     graphs = [session_on_cpu(Path(order.into, on_cpu_name(kind, part))) for part in parts]
     return _step(graphs, _encodings(order, kind, parts))
 
@@ -213,8 +215,9 @@ def _encodings(order: CompileOrder, kind: str, parts: Sequence[int]) -> list[Map
 
 
 def _step(sessions: Sequence[Any], encodings: Sequence[Mapping[str, Encoding]]) -> Step:
-    """Parts one after the other, of which each reads what the one before has computed, and all else as it has
-    it: an input that one part has as integers is a float where another does not use it."""
+    """Return a function that runs parts one after the other. Each reads what the one before has computed, and
+    everything else in its own type: an input that is an integer in one part is a float in another that does
+    not use it."""
 
     def step(inputs: Sample) -> Sample:
         computed, outputs = Sample(), Sample()
@@ -235,5 +238,5 @@ def _step(sessions: Sequence[Any], encodings: Sequence[Mapping[str, Encoding]]) 
 
 
 def on_cpu_name(kind: str, part: int) -> str:
-    """The quantized graph, which `check` runs on the CPU."""
+    """Name the file of the quantized graph, which `check` runs on the CPU."""
     return f"{kind}_{part}_cpu.onnx"

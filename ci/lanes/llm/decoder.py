@@ -117,8 +117,8 @@ def _same(x: Tensor) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """Layers `first` to `last` for `count` new tokens in a context of `context`. Modules are named as the
-    checkpoint names its weights."""
+    """Computes layers `first` to `last` for `count` new tokens in a context of `context`. Modules have the
+    checkpoint's names of the weights."""
 
     def __init__(
         self, shape: Architecture, count: int, context: int, first: int = 0, last: int | None = None
@@ -204,7 +204,7 @@ class Decoder(nn.Module):
 def load_decoder(
     folder: Path, shape: Architecture, count: int, context: int, first: int = 0, last: int | None = None
 ) -> Decoder:
-    """With a checkpoint's weights; reads only those that it has layers for."""
+    """Load a decoder with a checkpoint's weights; only those of its own layers are read."""
     with torch.device("meta"):
         decoder = Decoder(shape, count, context, first, last)
     places = {name: shape.stored(name) for name in decoder.state_dict()}
@@ -225,7 +225,7 @@ def _of_gemma(name: str, weight: Tensor, shape: Architecture) -> Tensor:
 
 
 def resized(decoder: Decoder, count: int) -> Decoder:
-    """The whole decoder for another number of tokens, with the same weights in memory."""
+    """Return the whole decoder for another number of tokens, with the same weights in memory."""
     with torch.device("meta"):
         copy = Decoder(decoder.shape, count, decoder.context)
     copy.load_state_dict(decoder.state_dict(), assign=True)

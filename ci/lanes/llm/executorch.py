@@ -42,16 +42,17 @@ from ci.models.inputs import Array, Sample
 from provisioning.base.errors import CheckFailed
 
 PREFILL_METHOD, DECODE_METHOD = "prefill_forward", "kv_forward"
-"""The methods that upstream's qnn_llama_runner calls."""
+"""Upstream's qnn_llama_runner calls these methods."""
 FAR = -100.0
-"""What hides a place. Integers span from here to the highest score, so that a lower one costs precision."""
+"""This hides a place. Integers span from here to the highest score, so a lower number would cost
+precision."""
 
 Method = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class RunnerLayout(nn.Module):
-    """A decoder with the inputs and outputs that upstream's qnn_llama_runner has: tokens, mask, positions,
-    all keys, all values; logits, new keys, new values. Keys are [1, groups, size, places]."""
+    """Gives a decoder the inputs and outputs that upstream's qnn_llama_runner expects: tokens, mask,
+    positions, all keys, all values; logits, new keys, new values. Keys are [1, groups, size, places]."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class RunnerLayout(nn.Module):
         return [*caches[0::2], *caches[1::2]]
 
     def calibration(self, samples: Iterable[Sample]) -> Iterator[tuple[Tensor, ...]]:
-        """The inputs of this layout for those of Genie's, one by one: all would fill the memory."""
+        """Convert Genie's inputs to this layout one by one: all at once would fill the memory."""
         for sample in samples:
             caches = [torch.from_numpy(sample[name]).transpose(0, 1) for name in self.decoder.caches]
             position = _position(sample["attention_mask"])
@@ -96,7 +97,7 @@ class RunnerLayout(nn.Module):
 
 
 def _register_ropes(module: nn.Module, decoder: Decoder) -> list[str]:
-    """Tables of cosines and sines in a module, by name."""
+    """Register tables of cosines and sines in a module, and return their names."""
     tables: dict[str, Array] = {}
     for rope in decoder.shape.ropes:
         rotation = decoder.shape.rotation(np.arange(decoder.context), rope)
@@ -107,7 +108,7 @@ def _register_ropes(module: nn.Module, decoder: Decoder) -> list[str]:
 
 
 def _position(mask: Array) -> int:
-    """Of the first token: as many places are seen before it."""
+    """Return the first token's position, which is the number of past places that it sees."""
     count, context = mask.shape[-2:]
     return int((mask[0, 0, 0, : context - count] == 0).sum())
 
@@ -115,8 +116,9 @@ def _position(mask: Array) -> int:
 def quantized(
     modules: Mapping[str, Any], samples: Mapping[str, Iterator[tuple[Tensor, ...]]], scheme: str, soc: str
 ) -> dict[str, Any]:
-    """The methods of one program, of the same operators: all have the ranges of the first, which sees all of
-    its samples, and the others one. What reads and writes a cache has one encoding."""
+    """Quantize the methods of one program, which have the same operators. All methods get the ranges of the
+    first, which sees all of its samples; the others see one sample each. What reads and writes a cache shares
+    one encoding."""
     prepared: dict[str, Any] = {}
     for name, module in modules.items():
         quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
@@ -140,7 +142,7 @@ def quantized(
 
 
 def _observers(prepared: Any) -> list[Any]:
-    """In the order of its operators."""
+    """Return the observers in the order of the graph's operators."""
     nodes = (node for node in prepared.graph.nodes if node.op == "call_module")
     observers = (prepared.get_submodule(node.target) for node in nodes)
     return [observer for observer in observers if hasattr(observer, "min_val")]
@@ -155,7 +157,7 @@ def _share_range(observers: Sequence[Any]) -> None:
 
 
 def edge_encodings(converted: Any) -> dict[str, Encoding]:
-    """Of the mask, of the logits, and of each cache in the layout's order."""
+    """Return the encodings of the mask, of the logits, and of each cache in the layout's order."""
     mask, *caches = _readers_of_floats(converted, "quantize_per_tensor")
     nodes = {"mask": mask, "logits": list(converted.graph.nodes)[-1].args[0][0]}
     nodes |= {str(number): cache for number, cache in enumerate(caches)}
@@ -166,7 +168,7 @@ def edge_encodings(converted: Any) -> dict[str, Encoding]:
 
 
 def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
-    """What reads the mask, and what reads each cache."""
+    """Return the node that reads the mask, and the node that reads each cache."""
     users = (node.users for node in graph.graph.nodes if node.op == "placeholder")
     return [user for readers in users for user in readers if kind in str(user.target)]
 
@@ -174,7 +176,7 @@ def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
 def metadata(
     shape: Architecture, context: int, count: int, encodings: Mapping[str, Encoding]
 ) -> dict[str, object]:
-    """What upstream's qnn_llama_runner asks a program for."""
+    """Return what upstream's qnn_llama_runner asks a program for."""
     logits = encodings.get("logits")
     quantization = {"get_logits_scale": logits.scale, "get_logits_zero_point": logits.zero} if logits else {}
     return {
@@ -205,8 +207,8 @@ def lower(
     path: Path,
     integers: str = "",
 ) -> None:
-    """One program with these methods, wholly on HTP. `integers`: the type of mask, caches and logits;
-    without it fp16."""
+    """Lower these methods to one program that runs entirely on HTP. `integers` is the type of mask, caches
+    and logits; without it the program is fp16."""
     spec = generate_qnn_executorch_compiler_spec(
         soc_model=QcomChipset[soc], backend_options=generate_htp_compiler_spec(use_fp16=not integers)
     )
@@ -237,7 +239,7 @@ def lower(
 
 
 def _passes(integers: torch.dtype) -> Any:
-    """Those of executorch, without conversions at the edges."""
+    """Return ExecuTorch's passes without conversions at the inputs and outputs."""
 
     def type_of(node: Any) -> torch.dtype | None:
         is_input = node.op == "placeholder" and (node.name == "mask" or node.name.startswith("caches_"))
@@ -265,7 +267,7 @@ def method_of(path: Path, name: str) -> Method:
 
 
 def step_of(layout: RunnerLayout, method: Method, encodings: Mapping[str, Encoding]) -> Step:
-    """A call by Genie's names of inputs and outputs."""
+    """Return a function that calls a method with Genie's names of inputs and outputs."""
 
     def step(inputs: Sample) -> Sample:
         [(ids, mask, positions, *caches)] = layout.calibration([inputs])
@@ -292,12 +294,12 @@ def step_of(layout: RunnerLayout, method: Method, encodings: Mapping[str, Encodi
 
 
 METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
-"""By what `check` calls a kind of graph."""
+"""Maps each kind of graph that `check` names to its method."""
 SHIPPED = ("config.json", "generation_config.json", "tokenizer.json", SETTINGS, TEMPLATE)
 
 
 def compile_checkpoint(order: CompileOrder) -> Written:
-    """A checkpoint as a program, with what the device and `check` read beside it."""
+    """Compile a checkpoint to a program, and write what the device and `check` read beside it."""
     torch.set_grad_enabled(False)
     folder, out = Path(order.model), Path(order.into)
     shape = read_architecture(folder)
@@ -329,12 +331,12 @@ def compile_checkpoint(order: CompileOrder) -> Written:
 
 
 def on_cpu_file(out: Path, method: str) -> Path:
-    """The quantized method, which `check` runs on the CPU."""
+    """Name the file of the quantized method, which `check` runs on the CPU."""
     return out / f"{method}_cpu.pt2"
 
 
 def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
-    """Of a method, which has all layers."""
+    """Return a function that runs the method on HTP; a method has all layers."""
     encodings = edge_encodings(_on_cpu(order, kind)) if order.quantized else {}
     return step_of(
         _layout(order, shape, kind), method_of(Path(order.into, PROGRAM), METHODS[kind]), encodings
@@ -342,7 +344,7 @@ def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequenc
 
 
 def cpu_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
-    """Of the quantized method."""
+    """Return a function that runs the quantized method on the CPU."""
     module = _on_cpu(order, kind)
     return step_of(_layout(order, shape, kind), lambda inputs: list(module(*inputs)), {})
 

@@ -1,7 +1,6 @@
-"""Genie: its configuration, written from the model, and its answers, in a process of its own, since Genie
-sometimes crashes.
-
-Genie does not report most mistakes, but speaks nonsense. So everything that it reads is checked before."""
+"""Genie: its configuration, written from the model, and its answers. Genie runs in its own process, because
+it sometimes crashes. It reports few mistakes and answers with nonsense instead, so everything that it reads
+is checked before."""
 
 from __future__ import annotations
 
@@ -31,20 +30,21 @@ from provisioning.manifest import Soc
 
 CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
 PROGRAM = "hybrid_llama_qnn.pte"
-"""ExecuTorch's: upstream's name of a program with prefill and decode."""
+"""Upstream gives ExecuTorch's program with prefill and decode this name."""
 
 
 EMULATOR_BYTES = 3_200_000_000
-"""Of context binaries that the emulator loads in one process: 3.23 GB it did, at 3.36 GB it said 1002."""
+"""The emulator loads this many bytes of context binaries in one process: it loaded 3.23 GB, and failed with
+error 1002 at 3.36 GB."""
 BLOCK, CONTEXT_BLOCK = 32, 128
 NONE = -1
-"""As `bos-token`: Genie puts nothing before a text."""
+"""If `bos-token` has this value, Genie puts nothing before a text."""
 AGAIN = "compile it again, or correct it"
 
 
 def require_sizes(context: int, prefill: int) -> None:
-    """Refuse sizes with which Genie silently speaks nonsense or nothing: prefill by 8 or 16, and by half of
-    the context or more. With half it takes the new tokens for those of the cache."""
+    """Refuse sizes with which Genie silently answers nonsense or nothing: a prefill of 8 or 16, or of half
+    the context or more. With half, it takes the new tokens for those of the cache."""
     if context % CONTEXT_BLOCK or prefill % BLOCK or context <= 2 * prefill:
         raise UsageError(
             f"prefill by {prefill} tokens in a context of {context}: Genie would generate nonsense",
@@ -54,7 +54,7 @@ def require_sizes(context: int, prefill: int) -> None:
 
 
 def require_short(prompt: Sequence[int], context: int, prefill: int) -> None:
-    """Genie reads whole blocks, and without a word says nothing to a longer prompt."""
+    """Refuse a prompt that is too long: Genie reads whole blocks, and silently answers nothing."""
     most = context - prefill
     if len(prompt) > most:
         raise UsageError(
@@ -67,7 +67,7 @@ def require_short(prompt: Sequence[int], context: int, prefill: int) -> None:
 def write_config(
     folder: Path, shape: Architecture, contexts: Sequence[Path], soc: Soc, *, context: int, most: int
 ) -> Path:
-    """The configuration and the extension file that it names. Their paths are relative to `folder`."""
+    """Write the configuration, and the extension file that it names. Their paths are relative to `folder`."""
     core = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
     backend = {
         "version": 1,
@@ -124,7 +124,7 @@ def _rope(shape: Architecture, prefix: str) -> dict[str, object]:
 
 
 def setting(config: Path, *keys: str) -> Any:
-    """A value of Genie's configuration, which users edit."""
+    """Return a value of Genie's configuration, which users may have edited."""
     value: Any = read_object(config, fix=AGAIN)
     try:
         for key in ("dialog", *keys):
@@ -135,7 +135,7 @@ def setting(config: Path, *keys: str) -> Any:
 
 
 def sizes_of(config: Path) -> dict[str, int]:
-    """By kind, the bytes of its context binaries."""
+    """Return how many bytes the context binaries of each kind have."""
     sizes: dict[str, int] = {}
     for name in setting(config, "engine", "model", "binary", "ctx-bins"):
         file = config.with_name(name)
@@ -151,7 +151,7 @@ def _kind(binary: str) -> str:
 
 
 def require_loadable(sizes: Mapping[str, int], *kinds: str) -> None:
-    """Refuse binaries of which the emulator cannot load even those of one kind."""
+    """Refuse binaries if the emulator cannot load even those of one kind together."""
     for kind in kinds:
         if sizes.get(kind, 0) > EMULATOR_BYTES:
             raise UsageError(
@@ -163,7 +163,7 @@ def require_loadable(sizes: Mapping[str, int], *kinds: str) -> None:
 
 
 def kinds_for_genie(sizes: Mapping[str, int]) -> list[str]:
-    """All, or decode alone if the emulator cannot load all binaries in one process."""
+    """Return all kinds, or only decode if the emulator cannot load all binaries in one process."""
     if sum(sizes.values()) <= EMULATOR_BYTES:
         return list(sizes)
     require_loadable(sizes, "decode")
@@ -171,7 +171,8 @@ def kinds_for_genie(sizes: Mapping[str, int]) -> list[str]:
 
 
 def emulator_settings(config: Path) -> dict[str, Any]:
-    """The configuration; of binaries that are too large for the emulator together, those of decode alone."""
+    """Return Genie's configuration. If the emulator cannot load all binaries together, it has only
+    decode's."""
     settings, sizes = read_object(config, fix=AGAIN), sizes_of(config)
     kinds = kinds_for_genie(sizes)
     if len(kinds) < len(sizes):
@@ -183,8 +184,8 @@ def emulator_settings(config: Path) -> dict[str, Any]:
 
 
 def generate(config: Path, prompt: Sequence[int], most: int, *, timeout: float) -> SpokenText:
-    """Genie's answer to a prompt of tokens, of at most so many. It puts the token that begins a text first
-    itself, so the prompt has none."""
+    """Return Genie's answer to a prompt, of at most `most` tokens. Genie puts the token that begins a text
+    first itself, so the prompt has none."""
     settings = emulator_settings(config)
     settings["dialog"]["max-num-tokens"] = most
     order = GenieOrder(folder=str(config.parent), settings=settings, prompts=[list(prompt)])
@@ -193,14 +194,14 @@ def generate(config: Path, prompt: Sequence[int], most: int, *, timeout: float) 
 
 
 def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
-    """Texts as Genie's own tokenizer has them; the token that Genie puts first is not in them."""
+    """Encode texts with Genie's own tokenizer; the token that Genie puts first is not included."""
     order = GenieOrder(folder=str(config.parent), settings=emulator_settings(config), texts=list(texts))
     return _reply(order, timeout).encoded
 
 
 def forced_logits(config: Path, texts: Sequence[ForcedText], words: int, *, timeout: float) -> list[Array]:
-    """Of each text the logits from which Genie would have chosen each token: the first row is prefill's, the
-    others are decode's. One that fills the context must be the last."""
+    """Return, for each text, the logits from which Genie would have chosen each token: the first row comes
+    from prefill, the others from decode. A text that fills the context must be the last."""
     settings = emulator_settings(config)
     dialog = settings["dialog"]
     # The model's own end may stand in a text, and Genie would stop there.
@@ -265,7 +266,7 @@ ALLOCATE = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_
 
 
 def library() -> Path:
-    """Found without importing onnxruntime-qnn, which loads more than Genie needs."""
+    """Find Genie's library without importing onnxruntime-qnn, which loads more than Genie needs."""
     spec = importlib.util.find_spec("onnxruntime_qnn")
     if spec is None or spec.origin is None:
         sys.exit("onnxruntime-qnn, which has libGenie.so, is not installed")
@@ -273,7 +274,8 @@ def library() -> Path:
 
 
 class ForcedChoice:
-    """Genie's sampler here: it says given tokens, then `end`, and keeps the logits of each choice."""
+    """Replaces Genie's sampler: it chooses the given tokens, then `end`, and keeps the logits of each
+    choice."""
 
     def __init__(self, end: int) -> None:
         self.end, self.rest, self.logits = end, list[int](), list[bytes]()
@@ -321,7 +323,7 @@ class Dialog:
         return SpokenText(tokens, "length" if len(tokens) >= self._most else "eos")
 
     def _call(self, function: str, *arguments: Any, normal: int = 0) -> int:
-        """The status of a function of Genie's; ends the process unless it is 0 or `normal`."""
+        """Call a function of Genie's and return its status; end the process unless that is 0 or `normal`."""
         status = int(getattr(self._genie, function)(*arguments))
         if status not in (0, normal):
             sys.stdout.flush()
@@ -356,7 +358,7 @@ def reply_to(genie: Any, order: GenieOrder) -> GenieReply:
 
 
 def main() -> None:
-    """Genie prints lines of its own, so the reply is the last one."""
+    """Run the order and print the reply as the last line, after those that Genie prints."""
     order = read(GenieOrder, json.load(sys.stdin))
     # Where the paths of the configuration lead.
     os.chdir(order.folder)

@@ -17,21 +17,22 @@ from ci.models.inputs import Array, Sample
 from ci.work.child import quiet
 
 Step = Callable[[Sample], Sample]
-"""One call of a graph: floats by the names of its inputs and of its outputs, as Genie has them."""
+"""Calls a graph: takes inputs and returns outputs as floats, with Genie's names."""
 OPSET = 18
 FAR = -1000.0
-"""What Genie adds to the scores of hidden places, in a mask of floats."""
+"""Genie adds this to the scores of hidden places, in a mask of floats."""
 CACHE = "uint8"
-"""Of keys and values. With 16 bits HTP would convert the second of two multiplied activations to 8 anyway."""
+"""Keys and values have this type. With 16 bits HTP would convert the second of two multiplied activations to
+8 anyway."""
 MARGIN = 1.1
-"""Caches get values that calibration did not see, so their range is this much wider."""
+"""The range of a cache is this much wider than calibration saw, because other values occur."""
 WIDER = 1.25
-"""So do activations, of which 16 bits leave a step of noise that nothing shows."""
+"""The range of an activation is this much wider; with 16 bits the larger step adds no noise that shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How integers stand for floats: (integer - zero) * scale."""
+    """Says how integers stand for floats: (integer - zero) * scale."""
 
     dtype: str
     scale: float
@@ -49,9 +50,11 @@ class Encoding:
 
 
 LEAST = 1e-4
-"""onnxruntime's MinimumRealRange for QNN: what has a narrower range has fewer levels than bits."""
+"""This is onnxruntime's MinimumRealRange for QNN: a tensor with a narrower range has fewer levels than its
+bits allow."""
 Ranges: TypeAlias = Sequence[tuple[float, float] | None]
-"""Of each tensor that a graph computes, in the order of its operators; None of what has no floats."""
+"""Has the range of each tensor that a graph computes, in the order of its operators; None if it has no
+floats."""
 
 
 def export(decoder: Any, path: Path) -> None:
@@ -84,8 +87,9 @@ def call(
     far: float = FAR,
     name: str = "input_ids",
 ) -> Sample:
-    """The inputs of a graph of `count` places for tokens, or rows of hidden values, that begin at `position`.
-    Zeros fill the places that are left; nothing looks back at them. `caches` are those of this graph."""
+    """Return the inputs of a graph of `count` places for tokens, or rows of hidden values, that begin at
+    `position`. Zeros fill the other places, and nothing looks back at them. `caches` are those of this
+    graph."""
     past, length = context - count, len(tokens)
     values = np.asarray(tokens)
     x = np.zeros((1, count, *values.shape[1:]), np.int32 if values.ndim == 1 else np.float32)
@@ -101,12 +105,12 @@ def call(
 
 
 def place_axis(name: str) -> int:
-    """Of a cache: keys have their places last."""
+    """Return the axis of a cache that counts places: the last for keys, the one before for values."""
     return 3 if "_key_" in name else 2
 
 
 def empty_caches(shape: Architecture, layers: Iterable[int], places: int) -> Sample:
-    """The inputs with the cache of these layers, by name."""
+    """Return the inputs with the empty cache of these layers, by name."""
     groups, size = shape.num_kv_heads, shape.head_dim
     sizes = {"key": (groups, 1, size, places), "value": (groups, 1, places, size)}
     return {
@@ -115,7 +119,8 @@ def empty_caches(shape: Architecture, layers: Iterable[int], places: int) -> Sam
 
 
 def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
-    """What float computes of a whole row. `decoder` takes it at once: tokens, or its part's hidden values."""
+    """Return what the float model computes of a whole row, which `decoder` reads at once: tokens, or its
+    part's hidden values."""
     import torch
 
     assert len(row) == decoder.context
@@ -127,8 +132,8 @@ def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
 
 
 def outputs_of_rows(decoder: Any, rows: Iterable[Sequence[int] | Array]) -> list[Sample]:
-    """Float's, computed once for all graphs that are quantized; without logits, which would fill the memory.
-    `decoder` takes a whole row at once."""
+    """Return the float model's outputs, computed once for all graphs that are quantized; logits are left out
+    because they would fill the memory. `decoder` reads a whole row at once."""
     outputs = (outputs_of(decoder, row) for row in rows)
     return [{name: output[name] for name in output if name != "logits"} for output in outputs]
 
@@ -141,8 +146,8 @@ def blocks(
     count: int,
     begins: Iterable[int],
 ) -> Iterator[tuple[int, Sample]]:
-    """Where each call of a graph of `count` places begins while it reads a row, and its inputs, with float's
-    caches."""
+    """Yield, for each call of a graph of `count` places, the place where it begins in the row and its inputs,
+    with the float model's caches."""
     for start in begins:
         caches = empty_caches(decoder.shape, range(decoder.first, decoder.last), context - count)
         for name, cache in caches.items():
@@ -159,8 +164,8 @@ def samples(
     context: int,
     count: int,
 ) -> Iterator[Sample]:
-    """Inputs of a graph of `count` places while it reads all of these rows, one by one: all would fill the
-    memory."""
+    """Yield the inputs of a graph of `count` places while it reads all of these rows, one by one: all at once
+    would fill the memory."""
     for row, output in zip(rows, outputs, strict=True):
         begins = [*range(0, len(row) - count, count), len(row) - count]
         for _, inputs in blocks(decoder, row, output, context, count, begins):
@@ -168,8 +173,8 @@ def samples(
 
 
 def compared_places(length: int, count: int) -> list[int]:
-    """Where the blocks begin by which a graph is compared: all of a longer graph. Of single tokens the first,
-    which see the least, and some others."""
+    """Return where the blocks begin by which a graph is compared. A longer graph is compared by all of them;
+    single tokens by the first, which see the least, and some others."""
     if count > 1:
         return list(range(0, length - count + 1, count))
     step = max(4, length // 32)
@@ -177,7 +182,7 @@ def compared_places(length: int, count: int) -> list[int]:
 
 
 def prepared(model: Path) -> Path:
-    """The graph as QNN's quantizer takes it."""
+    """Preprocess the graph for QNN's quantizer."""
     from onnxruntime.quantization.execution_providers.qnn import qnn_preprocess_model
 
     output = model.with_name("preprocessed.onnx")
@@ -186,8 +191,8 @@ def prepared(model: Path) -> Path:
 
 
 def ranges_of(graph: Path, calibration: Iterable[Sample]) -> Ranges:
-    """Of a `prepared` graph, by the samples. Graphs of the same operators for other counts of places have the
-    same."""
+    """Return the ranges of a `prepared` graph's tensors for these samples. Graphs with the same operators for
+    other counts of places have the same ranges."""
     from onnxruntime.quantization.calibrate import create_calibrator
 
     with quiet():
@@ -213,13 +218,14 @@ def _reader(samples: Iterable[Sample]) -> Any:
 
 
 def _computed_tensors(graph: Any) -> list[str]:
-    """As many for any count of places. A Reshape has its input's encoding, and may be needless for one
-    token."""
+    """Return the tensors that a graph computes, which are as many for any count of places. A Reshape has its
+    input's encoding, and may be needless for one token."""
     return [name for node in graph.node if node.op_type != "Reshape" for name in node.output]
 
 
 def widened(low: float, high: float) -> tuple[float, float]:
-    """A range for what calibration did not see. What hides a place is known."""
+    """Widen a range for values that calibration did not see. The value that hides a place is known, and
+    stays."""
     return low if low <= FAR else low * WIDER, high * WIDER
 
 
@@ -232,10 +238,10 @@ def quantize(
     *,
     four_bits: bool = False,
 ) -> None:
-    """A `prepared` graph with QuantizeLinear and DequantizeLinear around every operator, and integers at its
-    inputs and outputs: 16 bits for activations and the embedding, 8 for weights. `encodings` are those that
-    all graphs of a model must share. `four_bits` are for the layers' matrices, with a scale for each
-    channel. The quantizer demands a `sample`."""
+    """Quantize a `prepared` graph: QuantizeLinear and DequantizeLinear go around every operator, and inputs
+    and outputs become integers. Activations and the embedding get 16 bits, weights 8. All graphs of a model
+    must share `encodings`. The matrices in `four_bits` get a scale for each channel. The quantizer demands a
+    `sample`."""
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize as run_quantizer
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
@@ -270,8 +276,8 @@ def _encoding_of(low: float, high: float) -> Encoding:
 
 
 def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) -> dict[str, Encoding]:
-    """Genie refuses two graphs of a model that encode a tensor differently: all have these. `outputs` are
-    float's, of whole rows."""
+    """Return the encodings that all graphs of a model use, because Genie refuses two graphs that encode a
+    tensor differently. `outputs` are the float model's, of whole rows."""
     limits = np.iinfo(CACHE)
     encodings = {
         **{
@@ -299,8 +305,9 @@ def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) ->
 
 
 def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[str, object]]:
-    """A cache's output, its inputs through operators that only move data, and their concatenation have the
-    encoding of the cache's input. What computes the output has activations, which are converted."""
+    """Give a cache's output, its inputs through operators that only move data, and their concatenation the
+    encoding of the cache's input. The operator that computes the output has activations, which are
+    converted."""
     from onnxruntime.quantization import QuantType
 
     makers = {output: node for node in graph.node for output in node.output}
@@ -333,7 +340,7 @@ def _matrices_of_layers(graph: Any) -> list[str]:
 
 
 def _integers_at_the_edges(path: Path) -> None:
-    """Remove the conversions at inputs and outputs: Genie converts by itself, and caches stay integers."""
+    """Remove the conversions at inputs and outputs: Genie itself converts, and caches stay integers."""
     model = onnx.load(str(path))
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -377,7 +384,7 @@ def _replace_input(nodes: Sequence[Any], old: str, new: str) -> None:
 
 
 def edge_encodings(path: Path) -> dict[str, Encoding]:
-    """Of the inputs and outputs that are integers."""
+    """Return the encodings of the inputs and outputs that are integers."""
     graph = onnx.load(str(path)).graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     edges = {value.name for value in (*graph.input, *graph.output)}

@@ -1,6 +1,6 @@
 """What is measured of a compiled language model: its logits beside float's, each part of its layers, and what
-rounding alone costs the checkpoint. For workers. An order is about one kind of graph: the emulator cannot
-load all binaries of a large model at once."""
+rounding alone costs the checkpoint. For workers. An order is about one kind of graph, because the emulator
+cannot load all binaries of a large model at once."""
 
 from __future__ import annotations
 
@@ -61,9 +61,11 @@ from provisioning.base.units import EXACT_DB
 
 TINY = 1e-30
 RUNTIMES = {GENIE: "ci.lanes.llm.contexts", EXECUTORCH: "ci.lanes.llm.executorch"}
-"""Modules with `compile_checkpoint`, `htp_step` and `cpu_step`, imported when needed: both load a QNN."""
+"""These modules have `compile_checkpoint`, `htp_step` and `cpu_step`. They are imported when needed, because
+both load a QNN."""
 SUITE_TOKENS, SUITE_PREFIXES = 1016, 100
-"""Of a suite's text: eight windows that fill the context, and texts that Genie is made to say."""
+"""A suite reads this many tokens of its text, eight windows that fill the context, and makes Genie continue
+this many prefixes."""
 
 
 def _runtime_of(order: CompileOrder) -> Any:
@@ -71,7 +73,7 @@ def _runtime_of(order: CompileOrder) -> Any:
 
 
 def order_suite(order: SuiteOrder) -> MeasuredProgram:
-    """A program of a suite, as `compile` makes it and `check` reads it."""
+    """Compile a program of a suite as `compile` does, and measure it as `check` does."""
     compiling, folder = replace(order.compiled, into=order.into), Path(order.compiled.model)
     shape = read_architecture(folder)
     if compiling.quantized:
@@ -84,7 +86,7 @@ def order_suite(order: SuiteOrder) -> MeasuredProgram:
 
 
 def order_figures(order: MeasureOrder) -> Readings:
-    """What a kind of graph makes of rows of text beside float."""
+    """Compare what a kind of graph computes of rows of text with the float model."""
     compiled, rows = order.compiled, order.text.rows
     shape = read_architecture(Path(compiled.model))
     # Float's weights are released before the reader loads its own: of 1B both were 9 GB.
@@ -101,7 +103,7 @@ def order_figures(order: MeasureOrder) -> Readings:
 
 
 def order_answer(order: AnswerOrder) -> SpokenText:
-    """What the compiled model says after a prompt, by decode: its top-1 each time."""
+    """Let the compiled model answer a prompt with decode; it chooses its top token each time."""
     compiled = order.compiled
     shape = read_architecture(Path(compiled.model))
     reader, tokens = reader_of(compiled, shape, "decode"), list[int]()
@@ -122,12 +124,13 @@ def _all_tokens(shape: Architecture, text: ForcedText) -> list[int]:
 
 
 def _logits_count(text: ForcedText) -> int:
-    """How many of the last logits of a whole text: its tokens are chosen from all of them but the last."""
+    """Count the last logits of a whole text that are needed: its tokens are chosen from all of them but the
+    last."""
     return len(text.tokens) + 1
 
 
 def order_genie(order: MeasureOrder) -> Readings:
-    """Of Genie's own logits."""
+    """Compare Genie's own logits with the float model's."""
     compiled, texts = order.compiled, order.text.texts
     shape, config = read_architecture(Path(compiled.model)), Path(compiled.into, CONFIG)
     logits = forced_logits(config, texts, shape.vocab_size, timeout=order.timeout)
@@ -137,7 +140,7 @@ def order_genie(order: MeasureOrder) -> Readings:
 def genie_windows(
     shape: Architecture, reference: Any, texts: Sequence[ForcedText], logits: Sequence[Array]
 ) -> Windows:
-    """Prefill's at the end of each prompt, and decode's after it."""
+    """Compare prefill's logits at the end of each prompt, and decode's after it."""
     exact = [logits_of(reference, _all_tokens(shape, text), _logits_count(text))[:-1] for text in texts]
     return _windows_of_texts(texts, exact, logits)
 
@@ -154,8 +157,8 @@ def _windows_of_texts(
 
 
 def order_rounding(order: MeasureOrder) -> Rounded:
-    """The checkpoint where all is right and only rounded: what it makes of windows and of Genie's texts, and
-    what each part of the layers keeps of a row."""
+    """Measure a checkpoint in which everything is right and only rounded: what it makes of windows and of
+    Genie's texts, and what each part of the layers keeps of a row."""
     compiled, text = order.compiled, order.text
     folder, texts, rows = Path(compiled.model), text.texts, text.rows
     shape, scheme = read_architecture(folder), SCHEMES[compiled.through, compiled.precision]
@@ -182,7 +185,7 @@ def order_rounding(order: MeasureOrder) -> Rounded:
 def _decibels_of(
     shape: Architecture, part: tuple[int, int], exact: Mapping[str, Array], rounded: Mapping[str, Array]
 ) -> Decibels:
-    """What is left of the outputs of some layers."""
+    """Return the SQNR of the outputs of some layers."""
     first, last = part
     caches = (f"past_{kind}_{layer}_out" for layer in range(first, last) for kind in ("key", "value"))
     names = ["logits" if last == shape.num_layers else f"hidden_{last}", *caches]
@@ -190,7 +193,7 @@ def _decibels_of(
 
 
 def _errors(reference: Array, values: Array, axis: int) -> Array:
-    """At each position, which `axis` has: the error for each unit of signal."""
+    """Return the error per unit of signal at each position; positions are along `axis`."""
     axes = tuple(index for index in range(reference.ndim) if index != axis % reference.ndim)
     error, signal = (np.square(x, dtype=np.float64).sum(axes) for x in (values - reference, reference))
     ratios: Array = error / np.maximum(signal, TINY)
@@ -198,7 +201,7 @@ def _errors(reference: Array, values: Array, axis: int) -> Array:
 
 
 def _typical(errors: Sequence[Array]) -> float:
-    """At the median position, in dB; the lowest if any value is no number."""
+    """Return the SQNR at the median position in dB; the lowest if any value is not finite."""
     ratios = np.concatenate(errors)
     if not np.isfinite(ratios).all():
         return -EXACT_DB
@@ -206,7 +209,7 @@ def _typical(errors: Sequence[Array]) -> float:
 
 
 def order_parts(order: MeasureOrder) -> Parts:
-    """How far each part's outputs are from float's, where its inputs are float's."""
+    """Measure how far each part's outputs are from float's if its inputs are float's."""
     compiled, distances = order.compiled, list[PartDistances]()
     shape, runtime = read_architecture(Path(compiled.model)), _runtime_of(compiled)
     x: Any = order.text.few
@@ -239,7 +242,7 @@ def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, ou
 
 
 def reader_of(order: CompileOrder, shape: Architecture, kind: str) -> GraphReader:
-    """All parts of a kind of graph on HTP."""
+    """Return a reader that runs all parts of a kind of graph on HTP."""
     step = _runtime_of(order).htp_step(order, shape, kind, range(order.parts))
     return GraphReader(shape, order.context, order.count(kind), step)
 
@@ -274,7 +277,8 @@ class GraphReader:
         return np.concatenate(rows).astype(np.float32)
 
     def _keep(self, name: str, new: Array, count: int) -> None:
-        """Put the first values behind those that are there. What does not fit is read in this call only."""
+        """Store the first `count` values behind those in the cache. Values that do not fit are read in this
+        call only."""
         cache, axis = self._caches[name], place_axis(name)
         target = (slice(None),) * axis + (slice(self.position, self.position + count),)
         source = (slice(None),) * axis + (slice(0, cache[target].shape[axis]),)

@@ -21,7 +21,7 @@ from provisioning.base.option_fields import Options, option
 from provisioning.base.settings import MANIFESTS
 
 TOKENS = 32
-"""So many a run adds at most, where --tokens names no number."""
+"""`run` generates at most this many tokens if --tokens names no number."""
 OF_RUN = "a program that is run by itself is not cached"
 
 
@@ -104,7 +104,7 @@ class LlmOptions(ModelOptions):
     )
 
     def check_samples(self) -> None:
-        """They are a text."""
+        """Require that --calibrate names a text file."""
         if self.calibrate:
             require_file(self.calibrate, "--calibrate", "name a text file")
 
@@ -114,13 +114,13 @@ OPTIONS = LlmOptions
 
 CHECK = ("check",)
 HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
-"""Ours, which no model was trained on when it was written."""
+"""No model was trained on this text of ours when it was written."""
 LIMITS = "limits, beside those of the precision"
 
 
 @dataclass(frozen=True)
 class CheckOptions(Options):
-    """What `check` compares a compiled language model by."""
+    """Says what `check` compares a compiled language model by."""
 
     text: Path = option(
         HELD_OUT,
@@ -171,7 +171,7 @@ class CheckOptions(Options):
 
     @property
     def limits(self) -> dict[str, float]:
-        """The user's own, by figure."""
+        """The user may set these limits for figures."""
         limits = {
             "top1": self.top1,
             "perplexity_ratio": self.perplexity_ratio,

@@ -16,9 +16,9 @@ from provisioning.base.errors import UsageError
 from provisioning.base.rendering import plural
 
 KINDS = ("prefill", "decode")
-"""Of graphs, by which their binaries are named: a block of tokens at once, or one."""
+"""A graph reads a block of tokens at once, or one. The kind is in the names of its binaries."""
 GENIE, EXECUTORCH = "genie", "executorch"
-"""The runtimes that a model speaks through."""
+"""A model runs through one of these runtimes."""
 RECORD = "compiled.json"
 """The record's name, beside what was compiled."""
 
@@ -33,16 +33,16 @@ class CompileOrder:
     prefill: int
     parts: int
     calibration: list[list[int]]
-    """Windows of tokens to quantize by; none for fp16."""
+    """Quantizing uses these windows of tokens; fp16 has none."""
     into: str = ""
-    """The folder of what is written."""
+    """The output is written to this folder."""
 
     @property
     def quantized(self) -> bool:
         return self.precision != "fp16"
 
     def count(self, kind: str) -> int:
-        """How many tokens a kind of graph reads at once."""
+        """Return how many tokens a kind of graph reads at once."""
         return self.prefill if kind == "prefill" else 1
 
 
@@ -50,12 +50,12 @@ class CompileOrder:
 class Written:
     binaries: int
     size: int
-    """Of all, in bytes."""
+    """All binaries together have this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedText:
-    """A text of which Genie reads `prompt`, and then says `tokens`, whatever it would have chosen."""
+    """Genie reads `prompt` and is then made to choose `tokens`, whatever it would have chosen."""
 
     prompt: list[int]
     tokens: list[int]
@@ -63,33 +63,34 @@ class ForcedText:
 
 @dataclass(frozen=True, slots=True)
 class JudgedText:
-    """What of a text is read, by float, by rounded float and by what was compiled: the same places each."""
+    """Names the tokens of a text that the float model, its rounded copy and the compiled model all read."""
 
     rows: list[list[int]]
-    """Windows of one length."""
+    """All windows have the same length."""
     few: list[int]
-    """The row that parts are judged by."""
+    """Parts are judged by this row."""
     texts: list[ForcedText]
-    """What Genie is made to say: after prefixes what follows in the text, and one to the context's end."""
+    """Genie is made to say these: after each prefix what follows in the text, and one that fills the
+    context."""
     sample: str
-    """Its first words, by which tokenizers are compared."""
+    """Tokenizers are compared by these first words of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is measured of each token of one window of text, in which tokens depend on each other."""
+    """Holds what is measured of each token of one window of text; its tokens depend on each other."""
 
     ours: Sequence[float]
-    """How much less likely than certain the right token was, in nats."""
+    """Has the negative log-likelihood of each right token, in nats."""
     theirs: Sequence[float]
     divergence: Sequence[float]
-    """Kullback-Leibler, from float's probabilities."""
+    """Has the Kullback-Leibler divergence from float's probabilities."""
     same: Sequence[bool]
-    """Whether our top-1 is one of float's."""
+    """Says of each token whether our top-1 is one of float's."""
 
 
 Windows = dict[str, list[Window]]
-"""By who read them."""
+"""Maps the name of each reader to the windows that it read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class Readings:
 
 
 Decibels = dict[str, float]
-"""By output of a part: its SQNR against float at the median position. Values beyond what calibration saw are
-cut off at few positions, and a mistake is at all."""
+"""Maps each output of a part to its SQNR against float at the median position. The median leaves out values
+beyond what calibration saw, which are cut off at few positions; a mistake affects all positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +108,33 @@ class PartDistances:
     number: int
     kind: str
     layers: tuple[int, int]
-    """The first and the last."""
+    """Names the first and the last layer."""
     htp: Decibels
     cpu: Decibels | None = None
-    """Of a quantized part alone."""
+    """Only a quantized part is compared on the CPU, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """What rounding alone costs a checkpoint."""
+    """Holds what rounding alone costs a checkpoint."""
 
     read: Windows
     parts: list[Decibels]
-    """What it leaves of each part's outputs."""
+    """Rounding leaves this SQNR of each part's outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOrder:
-    """A text that is read by what `compile` wrote, or by float that is only rounded."""
+    """Says which text is to be read by what `compile` wrote, or by the float model that is only rounded."""
 
     compiled: CompileOrder
-    """By which it was compiled to `into`, of the checkpoint where that is now."""
+    """The checkpoint was compiled by this order to `into`; its paths are the current ones."""
     text: JudgedText
     kind: str = ""
-    """Of the graphs: the emulator cannot load all binaries of a large model at once."""
+    """Only graphs of this kind are loaded, because the emulator cannot load all binaries of a large model at
+    once."""
     timeout: float = 0.0
-    """Of Genie."""
+    """Genie may run for this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,28 +153,28 @@ class AnswerOrder:
 class SpokenText:
     tokens: list[int]
     stopped: str
-    """`eos`, `length`, or `context` when that was full."""
+    """Says why the answer ended: `eos`, `length`, or `context` if that was full."""
 
 
 GENIE_SAMPLER = "qnn-ci"
-"""The name of the sampler that says forced texts."""
+"""The sampler that chooses forced tokens has this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenieOrder:
-    """What the process with Genie does; one that fills the context must be the last."""
+    """Says what the process with Genie does; a text that fills the context must be the last."""
 
     folder: str
-    """Where the paths of the settings lead."""
+    """The paths in the settings are relative to this folder."""
     settings: dict[str, Any]
-    """Genie's configuration."""
+    """These settings are Genie's configuration."""
     texts: list[str] = field(default_factory=list)
-    """To be encoded by Genie's tokenizer."""
+    """Genie's tokenizer encodes these texts."""
     prompts: list[list[int]] = field(default_factory=list)
-    """To be answered."""
+    """Genie answers these prompts."""
     forced: list[ForcedText] = field(default_factory=list)
     logits: str = ""
-    """The folder for the logits of forced texts, a file each by its number."""
+    """The logits of forced texts are written to this folder, a file for each, named by its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +185,10 @@ class GenieReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOrder:
-    """A program of a suite: compiled, and measured."""
+    """Says which program of a suite to compile and measure."""
 
     compiled: CompileOrder
-    """Of a model that has its texts beside it."""
+    """The model that is compiled has its texts beside it."""
     timeout: float
     into: str = ""
 
@@ -202,8 +204,8 @@ class MeasuredProgram:
 def measure_program(
     ask: Callable[..., Any], measure: MeasureOrder, size: int, *, logits: bool = True
 ) -> MeasuredProgram:
-    """All that is measured of a program. A worker answers in a fork each time, so that the emulator's memory
-    is free again."""
+    """Measure everything that is needed of a program. A worker answers in a fork each time, so that the
+    emulator's memory is free again."""
     text, windows, parts = measure.text, Windows(), list[PartDistances]()
     of_kinds = [replace(measure, kind=kind) for kind in KINDS]
     sys.stderr.write("what rounding alone costs, by float\n")
@@ -223,12 +225,12 @@ def measure_program(
 
 
 Qnn = Mapping[str, str]
-"""The build that programs are lowered with, and the digest of its libraries; none through Genie."""
+"""Names the build that programs are lowered with, and the digest of its libraries; empty for Genie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequest:
-    """A checkpoint to compile. A worker reads it as CompileOrder."""
+    """Names a checkpoint to compile. A worker reads it as CompileOrder."""
 
     model: Folder
     through: str
@@ -249,7 +251,7 @@ class CompilingRequest(CheckpointRequest):
 
 @dataclass(frozen=True, slots=True)
 class JudgeRequest:
-    """A program of a suite to compile and measure. A worker reads it as SuiteOrder."""
+    """Names a program of a suite to compile and measure. A worker reads it as SuiteOrder."""
 
     do: str
     compiled: CheckpointRequest
@@ -271,28 +273,29 @@ class TrainOrder:
 @dataclass(frozen=True, slots=True)
 class Trained:
     perplexity: float
-    """On held-out text."""
+    """The model has this perplexity on held-out text."""
     weights: str
-    """Their digest."""
+    """This is the digest of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What `compile` says of its output."""
+    """Holds what `compile` records of its output."""
 
     order: CompileOrder
     size: int
     source: dict[str, str]
-    """Digests of the checkpoint's files."""
+    """Maps the checkpoint's files to their digests."""
     files: dict[str, str]
-    """Digests of what was written."""
+    """Maps the files that were written to their digests."""
 
     def as_text(self) -> str:
         return json.dumps(as_json(self)) + "\n"
 
 
 def record_in(folder: Path) -> Record | None:
-    """None where no compile has left one; raises UsageError for one that is not of this release."""
+    """Read the record that a compile left; None if there is none. Raises UsageError if its format is not this
+    release's."""
     path = folder / RECORD
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""A checkpoint of a command line, compiled for Genie or as a program of ExecuTorch."""
+"""The commands that compile a checkpoint for Genie, or to a program of ExecuTorch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from provisioning.base.settings import profile_flags
 from provisioning.base.units import seconds, size
 
 PART = 1 << 30
-"""Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
+"""A context binary has at most this many bytes: compiling one of this size took 6 GB of memory."""
 README = """\
 # {name} through {order.through}
 
@@ -90,13 +90,14 @@ turns them back into words: leave it out of what you publish if that text is sec
 
 
 def is_wrong_in_genie(precision: str, parts: int) -> bool:
-    """Genie's logits of 3 and 5 parts in fp16 are others than float's, though each part is right. Those of 1,
-    2 and 4, and of 3 that are quantized, are right."""
+    """Whether Genie's logits differ from float's although each part is right: they do with 3 and 5 parts in
+    fp16. With 1, 2 and 4 parts, and with 3 that are quantized, they are right."""
     return precision == "fp16" and parts > 1 and parts % 2 == 1
 
 
 def compile_order(model: OneModel, folder: Path) -> tuple[Architecture, CompileOrder]:
-    """Checks everything before anything heavy is imported; what it is quantized by comes later."""
+    """Check everything before anything heavy is imported, and return the order. Its calibration is added
+    later."""
     options = model.own(LlmOptions)
     selection, through = model.selection, options.through
     context, prefill = options.context, options.prefill
@@ -159,7 +160,7 @@ def compile_order(model: OneModel, folder: Path) -> tuple[Architecture, CompileO
 
 
 def calibrate_of(model: OneModel) -> Path | None:
-    """The text to calibrate by."""
+    """Return the text to calibrate by."""
     return Parser.user_folder() / model.options.calibrate if model.options.calibrate else None
 
 
@@ -175,7 +176,7 @@ def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
 
 
 def parts_of(shape: Architecture, precision: str) -> int:
-    """The fewest of which none is larger than PART, or than a layer with all words."""
+    """Return the lowest number of parts of which none is larger than PART, or than a layer with all words."""
     # Quantizing holds a part as floats.
     weight = 2 if precision == "fp16" else 4
     most = max(PART, max(shape.weights(shape.num_layers)) * weight)
@@ -185,7 +186,7 @@ def parts_of(shape: Architecture, precision: str) -> int:
 
 
 COMPILED = "compiled"
-"""The step that compiles a checkpoint."""
+"""This step compiles a checkpoint."""
 
 
 def programs_of(model: OneModel, suite: Path | None = None) -> list[LlmProgram]:
@@ -209,7 +210,7 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[LlmProgram]:
 
 
 def plan_to_compile(model: OneModel, programs: Sequence[LlmProgram]) -> LlmPlan:
-    """Says what compiling will take, which may be an hour."""
+    """Return the plan, and print what compiling will take, which may be an hour."""
     for program in programs:
         assert isinstance(program, Checkpoint)
         if program.compiled.through == GENIE:
@@ -268,24 +269,25 @@ def readme_of(order: CompileOrder) -> str:
 
 
 PART_SECONDS = 5.0
-"""What exporting and compiling a part takes, however small it is."""
+"""Exporting and compiling a part takes at least this long, however small it is."""
 SORTED, SORTED_SECONDS = 1 << 20, 0.0566
-"""So long it took to sort so many numbers where the figures of CompileNeeds were measured."""
+"""Sorting this many numbers took this many seconds on the machine that the figures of CompileNeeds were
+measured on."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileNeeds:
-    """From what 1B's true shape took: seconds and bytes for each weight, by two layers at 16a8w and a context
-    of 1024, and by all 16 layers at 128."""
+    """Estimates what compiling needs, from what 1B's true shape took: seconds and bytes for each weight, by
+    two layers at 16a8w and a context of 1024, and by all 16 layers at 128."""
 
     seconds: float
-    """Of one core."""
+    """One core needs this many seconds."""
     memory: float
     disk: float
 
     @classmethod
     def of(cls, shape: Architecture, order: CompileOrder, pace: float) -> CompileNeeds:
-        """On a machine that takes `pace` times as long."""
+        """Estimate the needs on a machine that takes `pace` times as long."""
         parts = shape.weights(order.parts)
         weights, largest = sum(parts), max(parts)
         # The files are in the store and in the output.
@@ -314,7 +316,7 @@ class CompileNeeds:
 
 
 def pace() -> float:
-    """How many times as long this machine takes as the measured one."""
+    """Return how many times as long as the measured machine this one takes."""
     numbers, times = np.random.default_rng(1).standard_normal(SORTED), []
     for _ in range(3):
         start = time.thread_time()

@@ -39,8 +39,8 @@ def load_reference(folder: Path) -> Any:
 
 
 def require_rope(model: Any, shape: Architecture, context: int) -> None:
-    """Our cosines and sines must be transformers' at every position: a wrong one far from the start changes
-    no word near it."""
+    """Require that our cosines and sines equal transformers' at every position: a wrong one far from the
+    start changes no word near it."""
     positions, half = np.arange(context), shape.rotary_dim // 2
     errors = []
     for rope in shape.ropes:
@@ -61,7 +61,8 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
 
 
 def logits_of(model: Any, tokens: Sequence[int], last: int = 0) -> Array:
-    """After each token, or after so many of the last: those of a long text would fill the memory."""
+    """Return the logits after each token, or only the last of them: all those of a long text would fill the
+    memory."""
     with torch.no_grad():
         rows: Array = model(torch.tensor([list(tokens)]), logits_to_keep=last).logits[0].numpy()
     return rows
@@ -69,34 +70,35 @@ def logits_of(model: Any, tokens: Sequence[int], last: int = 0) -> Array:
 
 ATTENTION = "qnn_ci_rounded"
 SCORES = 1 << 24
-"""Computed at a time: those of all heads of a long row would fill the memory."""
+"""This many scores are computed at a time: those of all heads of a long row would fill the memory."""
 PROVIDERS_FACTORS = 8
-"""Bits to which onnxruntime-qnn converts the second of two activations that MatMul multiplies."""
+"""onnxruntime-qnn converts the second of two activations that MatMul multiplies to this many bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How `compile` rounds. Without `bits` all are halves."""
+    """Says how `compile` rounds. If `bits` is 0, all numbers are fp16."""
 
     bits: int = 0
-    """Of activations."""
+    """Activations have this many bits."""
     weights: int = 0
     cache: int = 0
-    """Of keys and values."""
+    """Keys and values have this many bits."""
     factors: int = 0
-    """Of keys and values in products, where they have fewer there than in the cache."""
+    """Keys and values have this many bits in products, if that is less than in the cache."""
     by_channel: float = 0.0
-    """Whether each row of weights has a scale of its own, around zero: what the largest becomes."""
+    """If not 0, each row of weights has its own scale around zero, and its largest weight becomes this
+    number."""
     head: int = 0
-    """Of the head, where it has a scale for all its weights."""
+    """The head has this many bits if one scale holds for all its weights."""
     norm_in_steps: bool = True
-    """Whether RMSNorm is several operators, or one."""
+    """Whether RMSNorm is several operators instead of one."""
     far: float = FAR
-    """What hides a place: the range of the scores holds it."""
+    """This hides a place; the range of the scores includes it."""
     wider: bool = False
-    """Whether activations have wider ranges than what calibration sees."""
+    """Whether activations get wider ranges than calibration saw."""
     least: float = 1e-9
-    """The narrowest range of values that integers stand for."""
+    """Integers stand for a range of values that is at least this wide."""
 
 
 SCHEMES = {
@@ -110,24 +112,25 @@ SCHEMES = {
     (EXECUTORCH, FOUR_BITS): Scheme(16, 4, 16, by_channel=7, far=-100.0),
     (EXECUTORCH, "8a8w"): Scheme(8, 8, 8, by_channel=127, far=-100.0),
 }
-"""By what the model speaks through, and precision."""
+"""Each scheme has a runtime and a precision as its key."""
 
 
 Ranges = dict[str, tuple[float, float]]
-"""The lowest and the highest value of each activation, by its name."""
+"""Maps the name of each activation to its lowest and highest value."""
 
 
 @dataclass
 class Rounding:
-    """Values pass while their ranges are seen, and while float reads; then as numbers of the scheme."""
+    """Passes values on unchanged while it sees their ranges and while the float model reads; afterwards it
+    rounds them by the scheme."""
 
     scheme: Scheme
     ranges: Ranges = field(default_factory=dict)
     phase: Literal["see", "pass", "round"] = "see"
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    """The latest values that a part of the layers hands on."""
+    """Holds the latest values that each part of the layers handed on."""
     inputs: Mapping[int, Tensor] = field(default_factory=dict)
-    """By layer, what it gets in place of its input."""
+    """Maps the number of a layer to the values that replace its input."""
 
     def __call__(self, name: str, values: Tensor, bits: int = 0, *, cache: bool = False) -> Tensor:
         if self.phase == "pass":
@@ -184,7 +187,8 @@ class RoundedModel:
     outputs: Mapping[str, Array]
 
     def outputs_from(self, cuts: Sequence[int]) -> dict[str, Array]:
-        """The same of the rounded model, where each layer of `cuts` gets what float's gets."""
+        """Return the rounded model's outputs if each layer of `cuts` gets what the float model's layer
+        gets."""
         inputs = {cut: torch.from_numpy(self.outputs[f"hidden_{cut}"]) for cut in cuts if cut}
         self.rounding.inputs = inputs
         return _outputs(self.reference, self.rounding, self.row)
@@ -199,9 +203,9 @@ def rounded_model(
     last: Sequence[int] = (),
     calibration: Sequence[Sequence[int]] = (),
 ) -> RoundedModel:
-    """`reference` is not float's afterwards. `row` is the one of which all is kept. `last` says how many of
-    each row's last logits are wanted, and 0 is all. The ranges of activations are those of the rows of
-    `calibration`, or else of the rows themselves."""
+    """Measure the model in float, then round it in place: `reference` is not float's afterwards. All outputs
+    of `row` are kept. `last` says how many of each row's last logits are wanted; 0 stands for all. The ranges
+    of activations come from the rows of `calibration`, or else from the rows themselves."""
     rounding = Rounding(scheme)
     linear = _hooked(reference, rounding)
     tied = reference.get_input_embeddings().weight
@@ -226,7 +230,7 @@ def rounded_model(
 
 
 def _hooked(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
-    """Its linear modules by name; all that it computes goes through `rounding` from now on."""
+    """Let everything that the model computes go through `rounding`, and return its linear modules by name."""
     from transformers import AttentionInterface
     from transformers.activations import SiLUActivation
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -281,7 +285,7 @@ def _logits(reference: Any, row: Sequence[int], last: int = 0) -> Array:
 
 
 def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
-    """Step by step where it is compiled so: a square has the widest range of all."""
+    """Compute RMSNorm in the same steps as the compiled graph: a square has the widest range of all."""
     llama = hasattr(module, "variance_epsilon")
     eps, weight = (module.variance_epsilon, module.weight) if llama else (module.eps, 1 + module.weight)
     x = rounding(f"{name} input", inputs[0])
@@ -311,8 +315,8 @@ def _attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' own, where no cache is used. Hidden places are far away as the runtime has them, which
-    the range of the scores must hold, too."""
+    """Compute attention as transformers does without a cache. Hidden places are as far away as in the
+    runtime, because the range of the scores must hold them, too."""
     scheme, layer = rounding.scheme, module.layer_idx
     name = f"layer {layer}"
     query = rounding(f"{name} query", query)

@@ -1,4 +1,4 @@
-"""What `test_llm` does with programs, and what it says of them. Workers train models, compile and run."""
+"""What `test_llm` does with programs, and what it reports of them. Workers train models, compile and run."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ WORKER = "ci.lanes.llm.worker"
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
 CONTEXT, PREFILL = int(TINY_CONFIG["max_position_embeddings"]), 32
-"""Of a suite's programs."""
+"""A suite's programs have this context, and prefill reads this many tokens at once."""
 READ = (".json", ".safetensors", TEMPLATE)
-"""The ends of the names of a checkpoint's files that are read."""
+"""Files of a checkpoint are read if their names end like this."""
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-"""For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
+"""Training sets these, because each kind of processor otherwise rounds in its own way, and so trains another
+model."""
 
 
 def require_installed() -> None:
@@ -73,7 +74,8 @@ def require_installed() -> None:
 
 
 def environment(qnn_environment: Environment | None = None) -> dict[str, str]:
-    """The workers' environment; those that lower and run ExecuTorch's programs have the profile's QNN."""
+    """Return the workers' environment; it has the profile's QNN if they lower and run ExecuTorch's
+    programs."""
     variables = {
         **closed(os.environ),
         "HF_HUB_OFFLINE": "1",
@@ -87,7 +89,7 @@ def environment(qnn_environment: Environment | None = None) -> dict[str, str]:
 
 
 def home_of(work: str, logs: Path, variables: Mapping[str, str] | None = None) -> Home:
-    """`work` is a function of worker.py."""
+    """Return what the processes start from; `work` names a function of worker.py."""
     return Home(
         {**(variables or environment()), **(PORTABLE if work == "train" else {})},
         logs,
@@ -101,7 +103,7 @@ def home_of(work: str, logs: Path, variables: Mapping[str, str] | None = None) -
 class LlmPlan(Plan):
     programs: tuple[LlmProgram, ...]
     qnn_environment: Environment | None
-    """Of ExecuTorch's programs; Genie needs nothing that is provisioned."""
+    """ExecuTorch's programs need this; Genie needs nothing that is provisioned."""
 
     @classmethod
     def of(cls, programs: Sequence[LlmProgram], selection: Selection, work: WorkOptions) -> LlmPlan:
@@ -114,7 +116,7 @@ class LlmPlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(LlmProgram):
-    """A checkpoint of a command line, which no suite has, as a program."""
+    """Stands for a checkpoint of a command line, which no suite has, as a program."""
 
     compiled: CompileOrder
 
@@ -137,8 +139,8 @@ def language_step(
     work: str = "",
     **more: Any,
 ) -> Step[LlmProgram]:
-    """`work` is the function of worker.py that prepares its processes; `request` gets the QNN that
-    ExecuTorch's programs are lowered with."""
+    """Return a step of this lane. `work` is the function of worker.py that prepares its processes; `request`
+    gets the QNN that ExecuTorch's programs are lowered with."""
     environment_ = plan.qnn_environment if by_executorch else None
     qnn: Qnn = {}
     if environment_:
@@ -156,7 +158,7 @@ def language_step(
 
 
 def training(plan: LlmPlan) -> Step[LlmProgram]:
-    """The float model of a case, from nothing: the same for all cases."""
+    """Return the step that trains a case's float model from scratch; all cases get the same one."""
     return language_step(
         plan,
         "llm-training",
@@ -172,7 +174,7 @@ def training(plan: LlmPlan) -> Step[LlmProgram]:
 
 
 def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -> Step[LlmProgram]:
-    """What programs of a suite make of text. `models` are theirs by program."""
+    """Return the step in which programs of a suite read text. `models` has the model of each program."""
 
     def request(program: LlmProgram, qnn: Qnn) -> JudgeRequest:
         model, run = models[program.name], program.run
@@ -201,13 +203,13 @@ def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -
 
 
 def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
-    """Digests of all that a compile may read of a checkpoint, by name."""
+    """Return the digests of all files of a checkpoint that a compile may read, by name."""
     folder = Path(order.model)
     return digests_of(store, {name: folder / name for name in files_below(folder, READ)})
 
 
 def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
-    """What is not as `compile` wrote it, by its record."""
+    """Return the files that differ from what `compile` wrote, by its record."""
     present = {name: folder / name for name in record.files if (folder / name).is_file()}
     digests = digests_of(store, present)
     return [name for name, digest in record.files.items() if digests.get(name) != digest]
@@ -221,7 +223,8 @@ def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
 
 
 def compiling(plan: LlmPlan, order: CompileOrder) -> Step[LlmProgram]:
-    """Known by what is in the order's files, wherever they are."""
+    """Return the step that compiles. The cache knows the result by the contents of the order's files,
+    wherever they are."""
 
     def request(program: LlmProgram, qnn: Qnn) -> CompilingRequest:
         return CompilingRequest(
@@ -259,14 +262,14 @@ def jobs_of(programs: Sequence[LlmProgram]) -> dict[str, Job]:
 
 
 def trained_results(plan: LlmPlan, results: Results) -> Mapping[str, Result]:
-    """One model is trained for all programs."""
+    """Train one model for all programs."""
     first, *_ = plan.programs
     model = run_cached_step(training(plan), [first])[first.name]
     return {program.name: model for program in plan.programs}
 
 
 def judged_results(plan: LlmPlan, results: Results) -> Mapping[str, Result]:
-    """Of the programs whose model was trained."""
+    """Compile and measure the programs whose model was trained."""
     models, judged = results[MODELS], dict[str, Result]()
     for through in (GENIE, EXECUTORCH):
         trained = [
@@ -280,14 +283,15 @@ def judged_results(plan: LlmPlan, results: Results) -> Mapping[str, Result]:
 
 
 def verdict_of(plan: LlmPlan, program: LlmProgram, results: Mapping[str, Result]) -> Verdict | None:
-    """Of a program whose model was not trained, the finding about the model says it."""
+    """Return the verdict. If a program's model was not trained, the finding about the model reports that
+    instead."""
     if (result := results.get(VERDICTS)) is None:
         return None
     return Verdict(findings_of(program, result), report_row(program, result))
 
 
 def remarks_of(plan: LlmPlan, results: Results, findings: Sequence[Finding]) -> Remarks:
-    """About the model of each case."""
+    """Report on the model of each case."""
     by_case = {program.case_name: program for program in plan.programs}
     about: list[Finding] = []
     for name, program in by_case.items():

@@ -1,4 +1,4 @@
-"""The suite: which language models run, through which runtime and precision."""
+"""The suite of this lane says which language models run, through which runtime and precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHIPPED = MANIFESTS / "suites" / "llm.toml"
 
 FOUR_BITS = "16a4w"
 PRECISIONS = {GENIE: ("fp16", "16a8w", FOUR_BITS), EXECUTORCH: ("fp16", "16a8w", "8a8w", FOUR_BITS)}
-"""By what the model speaks through."""
+"""Each runtime supports these precisions."""
 
 
 def _precision_of(value: object) -> object:
@@ -65,7 +65,8 @@ class LlmProgram(Program):
 
     @property
     def model_without_suite(self) -> str:
-        """A checkpoint of the same name elsewhere is another one."""
+        """Return the folder of a checkpoint that no suite has, because one of the same name elsewhere is
+        another model; else empty."""
         return str(self.suite.parent) if self.suite.name == NO_SUITE else ""
 
 

@@ -24,27 +24,27 @@ from provisioning.base.errors import CheckFailed, UsageError
 
 PREFIX = 20
 TURN = 25
-"""Tokens of a turn in the chats that a model is quantized and judged by."""
+"""A turn has this many tokens in the chats that a model is quantized and judged by."""
 CHAT_SHARE, CHAT_PLACE = 4, 1
-"""Of four windows the second one: there may be two."""
+"""The second of every four windows becomes a chat, because there may be only two windows."""
 CONTINUED = 2
-"""Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
+"""Genie says this many tokens after a prefix: the first comes from prefill, the second from decode."""
 CALIBRATION_WINDOWS, CALIBRATION_TOKENS = 12, 8192
-"""Enough to quantize by: longer contexts have fewer windows, but two."""
+"""This is enough to quantize by: longer contexts have fewer windows, but at least two."""
 WINDOWS = 4
-"""At least so many are judged, because figures' errors come from windows."""
+"""At least this many windows are judged, because the figures' errors are computed from windows."""
 MIN_TOKENS = 256
-"""Tokens to find the part by."""
+"""Parts are judged by at least this many tokens, unless the context is shorter."""
 SAMPLE_CHARS = 4000
 MAX_OVERLAP = 0.05
-"""At most this share of the text that judges may be known from quantizing."""
+"""At most this share of the judged text may also be in the calibration text."""
 RUN = 16
-"""Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
+"""Two texts hardly ever share this many tokens in a row, about a dozen words, by chance."""
 
 
 def chat_row(folder: Path, tokenizer: Any, shape: Architecture, tokens: Sequence[int]) -> list[int]:
-    """A row, which begins as a text does, as a chat of short turns, and as long as it is in tokens: by the
-    checkpoint's template, or else as texts that begin and end."""
+    """Turn a row, which begins as a text does, into a chat of short turns with the same number of tokens. It
+    uses the checkpoint's template; without one, each turn is a text with its begin and end."""
     plain = tokens[len(shape.beginning) :]
     turns = [list(plain[at : at + TURN]) for at in range(0, len(plain), TURN)]
     if has_template(folder):
@@ -61,8 +61,8 @@ def chat_row(folder: Path, tokenizer: Any, shape: Architecture, tokens: Sequence
 
 
 def windows(folder: Path, shape: Architecture, text: Path, context: int, most: int = 0) -> list[list[int]]:
-    """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
-    otherwise the first tokens' values would be cut off; and a share are chats, for the same reason."""
+    """Cut a text into windows; if `most` is 0, as many as quantizing needs. Each begins like a prompt,
+    because otherwise the first tokens' values would be cut off; some become chats, for the same reason."""
     most = most or max(2, min(CALIBRATION_WINDOWS, CALIBRATION_TOKENS // context))
     tokenizer = load_tokenizer(folder)
     tokens = tokens_of(tokenizer, read_text(text))
@@ -81,15 +81,16 @@ def windows(folder: Path, shape: Architecture, text: Path, context: int, most: i
 
 
 def prefix_lengths(count: int, prefill: int, context: int) -> list[int]:
-    """Every third prefix takes more than one block of prefill, if the context has room for it."""
+    """Return the lengths of prefixes. Every third takes more than one block of prefill, if the context has
+    room for it."""
     longer = prefill + 8
     lengths = (longer, PREFIX, PREFIX) if 1 + longer + CONTINUED < context else (PREFIX,)
     return [lengths[index % len(lengths)] for index in range(count)]
 
 
 def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[ForcedText]:
-    """Their ends are equally far apart, so that each is judged at a place of its own. With the tokens that
-    follow in the text."""
+    """Return prefixes with the tokens that follow them in the text. Their ends are equally far apart, so that
+    each is judged at its own place."""
     first = max(lengths)
     ends = [first + index * PREFIX for index in range(len(lengths))]
     return [
@@ -107,8 +108,8 @@ def judged_text(
     *,
     fills_context: bool = True,
 ) -> JudgedText:
-    """What of a text is read: known before any worker starts. Unless `whole`, Genie's text ends where the
-    windows do: where decode reads the prompt, too, all of the context would take too long."""
+    """Return the tokens that are read of a text, before any worker starts. Unless `fills_context`, Genie's
+    text ends where the windows do: if decode reads the prompt, too, the whole context would take too long."""
     folder, context = Path(order.model), order.context
     words = read_text(path)
     stream = tokens_of(load_tokenizer(folder), words)
@@ -144,7 +145,7 @@ def judged_text(
 
 
 def share_of_runs(tokens: Sequence[int], rows: Iterable[Sequence[int]]) -> float:
-    """The share of tokens that are in runs of these rows, wherever the runs begin."""
+    """Return the share of tokens that are in runs of these rows, wherever the runs begin."""
     runs = {tuple(row[at : at + RUN]) for row in rows for at in range(0, len(row) - RUN + 1, RUN)}
     inside = set[int]()
     for at in range(len(tokens) - RUN + 1):

@@ -21,12 +21,12 @@ from provisioning.base.files import hash_file
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 SEED = 1
 JUDGED, QUANTIZED_BY = "judged.txt", "calibration.txt"
-"""Texts in the model's folder."""
+"""These texts are in the model's folder."""
 DOCUMENTED = ("_torch_docs.py", "_tensor_docs.py", "nn/functional.py", "nn/modules/*.py", "optim/*.py")
-"""Files of torch whose docstrings are the text."""
+"""The text is taken from the docstrings of these files of torch."""
 SENTENCE = re.compile(r"[A-Z][A-Za-z][^{}<>|\\=*_~#]{24,180}[a-z)]\.(?= |$)")
 HELD_OUT, CALIBRATION = 10, 11
-"""Of every 12 sentences, the eleventh is for judging and the last for calibration; the others are for
+"""In every 12 sentences the eleventh is for judging and the last for calibration; the others are for
 training."""
 PARTS = 12
 
@@ -60,7 +60,7 @@ CONFIG: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Sentences for three purposes; none is in two of them."""
+    """Holds sentences for three purposes; no sentence is in two of them."""
 
     training: tuple[str, ...]
     judged: tuple[str, ...]

@@ -23,8 +23,9 @@ def in_a_line(error: Exception) -> str:
 
 
 def tokenizer_decides(folder: Path) -> bool:
-    """Without tokenizer_config.json transformers would invent the special tokens of the family; then
-    tokenizer.json decides if it says what to put around a text."""
+    """Whether the tokenizer's files say which special tokens a text gets. Without tokenizer_config.json,
+    transformers would invent the family's, and tokenizer.json decides if it says what to put around a
+    text."""
     path = folder / "tokenizer.json"
     if not path.is_file() or (folder / SETTINGS).is_file():
         return path.is_file()
@@ -48,8 +49,8 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def _is_of_transformers_5(settings: Mapping[str, object]) -> bool:
-    """transformers 4 knows neither its class of tokenizers nor its list of extra tokens; tokenizer.json has
-    them all."""
+    """Whether only transformers 5 knows its class of tokenizers, or its list of extra tokens; tokenizer.json
+    has them all."""
     names = (settings.get("tokenizer_class"), settings.get("backend"))
     return (
         "TokenizersBackend" in names
@@ -89,7 +90,8 @@ def transformers_tokenizer(folder: Path) -> Any:
 
 
 def encoded_by_transformers(folder: Path, text: str, special: bool = True) -> tuple[list[int], list[int]]:
-    """The tokens of a text, with `special` ones around it or without, and a 1 for each that was put there."""
+    """Return the tokens of a text, with or without the `special` ones around it, and a 1 for each that was
+    added."""
     tokenizer = transformers_tokenizer(folder)
     encoding = tokenizer(text, add_special_tokens=special, return_special_tokens_mask=True)
     return encoding["input_ids"], encoding["special_tokens_mask"]
@@ -109,7 +111,8 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def first_token(folder: Path) -> int | None:
-    """Raises UsageError for what Genie cannot say: it puts one token first and none at the end."""
+    """Return the token that Genie puts first. Raises UsageError for what Genie cannot do: it puts one token
+    first and none at the end."""
     tokens, marks = encoded_by_transformers(folder, "a")
     count = marks.index(0) if 0 in marks else len(marks)
     before, after = tokens[:count], [token for token, new in zip(tokens, marks, strict=True) if new][count:]
@@ -124,7 +127,7 @@ def first_token(folder: Path) -> int | None:
 
 
 def require_tokenizer(folder: Path, words: int) -> None:
-    """Refuse one with tokens that a model of so many words lacks."""
+    """Refuse a tokenizer with tokens that a model with this many words lacks."""
     highest = max(load_tokenizer(folder).get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= highest < words:
         raise UsageError(
@@ -134,7 +137,8 @@ def require_tokenizer(folder: Path, words: int) -> None:
 
 
 def chat_text(folder: Path, message: str, system: str) -> str:
-    """By the template of tokenizer_config.json, or of the file that newer checkpoints have."""
+    """Write a message as a chat, by the template of tokenizer_config.json or of the file that newer
+    checkpoints have."""
     if not has_template(folder):
         raise UsageError(
             f"{folder} has no chat template in {SETTINGS}, nor {TEMPLATE} beside it",
@@ -160,14 +164,15 @@ def rendered(folder: Path, messages: Sequence[Mapping[str, str]], *, answered: b
 
 
 def has_template(folder: Path) -> bool:
-    """Without the settings nobody knows the tokens that a template writes."""
+    """Whether there is a template; it counts only with the settings, because they name the tokens that it
+    writes."""
     settings = folder / SETTINGS
     return settings.is_file() and ((folder / TEMPLATE).is_file() or '"chat_template"' in read_text(settings))
 
 
 def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
-    """Templates write the token that begins a text, and Genie puts it first itself. Some begin each message
-    by the same token."""
+    """Remove the token that begins a text: templates write it, and Genie puts it first itself. Some templates
+    begin each message with the same token."""
     rest = list(tokens[1:] if tokens[:1] == [bos] else tokens)
     if rest[:1] == [bos]:
         raise UsageError(
@@ -189,14 +194,14 @@ def read_text(path: Path) -> str:
 
 
 def tokens_of(tokenizer: Any, text: str) -> list[int]:
-    """Special tokens are what stands in the text: none is added."""
+    """Return a text's tokens. Special tokens are only those that the text itself has."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 
 
 def words_after(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """What tokens add to a prompt's text. Decoded without it they lose the space that they begin with
-    (sentencepiece)."""
+    """Return the text that tokens add to a prompt. Decoded without the prompt, they would lose their leading
+    space (sentencepiece)."""
     before = list(prompt[-1:])
     text, longer = (tokenizer.decode(ids) for ids in (before, [*before, *tokens]))
     words: str = longer[len(text) :]

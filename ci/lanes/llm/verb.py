@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class CheckVerb:
-    """A compiled language model, compared with the float model."""
+    """Compares a compiled language model with the float model."""
 
     EXAMPLES = """\
   qnn-ci check out/ --text held-out.txt

@@ -42,7 +42,7 @@ def _log_softmax(rows: Array) -> Array:
 
 
 Places = Mapping[str, Array]
-"""The fields of windows, end to end."""
+"""Holds the fields of all windows, joined end to end."""
 FIGURES: Mapping[str, Callable[[Places], float]] = {
     "top1": lambda read: float(read["same"].mean()),
     "perplexity_ratio": lambda read: float(np.exp((read["ours"] - read["theirs"]).mean())),
@@ -63,11 +63,11 @@ READER_NAMES = {
     "prefill_genie": "Genie's prefill",
     "decode_genie": "Genie's decode",
 }
-"""Whose logits are compared with float's."""
+"""The logits of these readers are compared with float's."""
 WINDOWS = "windows"
-"""What rounding alone costs of the places that prefill and decode read is named so."""
+"""The costs of rounding alone have this name, for the places that prefill and decode read."""
 SINGLE = "prefill_genie"
-"""The reader of which each text has one place: the end of the prompt."""
+"""This reader has one place in each text: the end of the prompt."""
 
 
 def is_genies(reader: str) -> bool:
@@ -78,7 +78,7 @@ def is_genies(reader: str) -> bool:
 class Figure:
     value: float
     error: float
-    """Its standard error, bootstrapped by window."""
+    """This is the standard error, bootstrapped by window."""
 
 
 Figures = Mapping[str, Figure]
@@ -113,9 +113,9 @@ def _side(name: str) -> str:
 
 
 def misses(figures: Figures, limits: Mapping[str, float], *, single: bool = False) -> list[str]:
-    """Each figure that is beyond its limit by more than three standard errors, as text. A divergence is never
-    allowed more than twice its limit: a fault that few windows have makes the error large. Where each window
-    is a `single` place, so does one place whose values are cut off."""
+    """Return, as text, each figure that is beyond its limit by more than three standard errors. A divergence
+    may never exceed twice its limit: a fault in few windows makes the error large. If each window is a
+    `single` place, one place whose values are cut off also makes it large."""
     problems = []
     for name, limit in limits.items():
         figure = figures[name]
@@ -141,34 +141,37 @@ LIMITS: dict[str, dict[str, float]] = {
     }.items()
     for name in names
 }
-"""By precision, where nobody names another."""
+"""Each precision has these limits, unless the user names others."""
 FLOORS = {"divergence": 0.001, "divergence_99": 0.005}
-"""What a right quantized model may lose whatever rounding costs, twice what any by which they were chosen
-needed: the few tokens whose values quantizing never saw are cut off otherwise in each graph."""
+"""A right quantized model may lose this much, whatever rounding costs: twice what any model that was used to
+choose the limits needed. In each graph, the few tokens whose values quantizing never saw are cut off in
+another way."""
 CHIP = 1.25
-"""How often a right quantized model may lose what rounding alone costs: medians were .94 to 1.11 times."""
+"""A right quantized model may lose this many times what rounding alone costs: medians were .94 to 1.11
+times."""
 HALVES, HALVES_DB = 16, 12.0
-"""What HTP may lose in fp16, which also adds in halves, for each nat and below each dB that rounding every
-operator's output alone costs: right models had 5 to 8 times the divergence, and 8 to 13 dB less."""
+"""In fp16 HTP also adds in fp16. So a right model may lose this many times what rounding every operator's
+output alone costs, and this many dB more: right models had 5 to 8 times the divergence, and 8 to 13 dB
+less."""
 HALVES_ENOUGH_DB = 45.0
-"""Of a part in fp16, whatever rounding costs: half of what the worst right model had. Faults left 23 dB at
-most."""
+"""A part in fp16 is right with this SQNR, whatever rounding costs: half of what the worst right model had.
+Faults left 23 dB at most."""
 LOSS_DB, CHIP_DB = 4.0, 6.0
-"""How much less than rounding alone, and than the CPU, a quantized part may have: right ones had at
-most 2.2 dB less."""
+"""A quantized part may have this much less than rounding alone, and than the CPU: right ones had at most 2.2
+dB less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a checkpoint may lose: the limits of its precision, or what rounding alone costs it."""
+    """Says what a checkpoint may lose: the limits of its precision, or what rounding alone costs it."""
 
     precision: str
     rounding: Mapping[str, Figures]
-    """What rounding alone costs on the windows that prefill and decode read, and on Genie's texts."""
+    """Holds what rounding alone costs on the windows that prefill and decode read, and on Genie's texts."""
     parts: Sequence[Decibels]
-    """What rounding alone leaves of each part's outputs."""
+    """Holds what rounding alone leaves of each part's outputs."""
     own: Mapping[str, float]
-    """The user's own limits."""
+    """The user has set these limits."""
 
     @classmethod
     def of(cls, precision: str, program: MeasuredProgram, own: Mapping[str, float]) -> Bounds:
@@ -187,11 +190,11 @@ class Bounds:
         return narrow | dict(self.own)
 
     def missed(self, reader: str, figures: Figures) -> list[str]:
-        """Its figures beyond their limits, as text."""
+        """Return the reader's figures that are beyond their limits, as text."""
         return misses(figures, self.of_reader(reader), single=reader == SINGLE)
 
     def _explained(self, reader: str) -> dict[str, float]:
-        """By rounding alone."""
+        """Return the limits that rounding alone explains."""
         costs = self.rounding[reader if is_genies(reader) else WINDOWS]
         swapped = costs["top1"]
         times = math.sqrt(HALVES) if self.halves else CHIP
@@ -206,14 +209,14 @@ class Bounds:
         return explained
 
     def of_part(self, number: int) -> Decibels:
-        """What its outputs must have at least."""
+        """Return the least SQNR that the part's outputs must have."""
         loss, enough = (HALVES_DB, HALVES_ENOUGH_DB) if self.halves else (LOSS_DB, math.inf)
         return {output: min(db - loss, enough) for output, db in self.parts[number].items()}
 
     @property
     def warning(self) -> str:
-        """What rounding alone costs of the top-1 agreement, where that is more than the precision should; or
-        nothing."""
+        """Say how much rounding alone costs of the top-1 agreement, if that is more than the precision
+        usually does; else empty."""
         least, swapped = LIMITS[self.precision]["top1"], self.rounding[WINDOWS]["top1"]
         if swapped.value >= least:
             return ""
@@ -224,7 +227,7 @@ class Bounds:
 
 
 def figure_problems(figures: Mapping[str, Figures], bounds: Bounds) -> Iterator[str]:
-    """A figure may be beyond its limit by three standard errors of its own."""
+    """Report figures that are beyond their limits by more than three standard errors."""
     for name, words in READER_NAMES.items():
         if name in figures and (missed := bounds.missed(name, figures[name])):
             more = f"; {len(missed) - 1} more" if len(missed) > 1 else ""
@@ -236,7 +239,7 @@ def figure_problems(figures: Mapping[str, Figures], bounds: Bounds) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """The output of a part that is nearest to its limit."""
+    """Describes the output of a part that is nearest to its limit."""
 
     name: str
     output: str
@@ -244,7 +247,7 @@ class PartRow:
     least_db: float
     cpu_db: float | None
     cause: str
-    """Of what is wrong, or nothing."""
+    """Names what makes the part wrong; empty if it is right."""
 
     def as_text(self) -> str:
         on_cpu = "" if self.cpu_db is None else f", {in_decibels(self.cpu_db)} on the CPU"
@@ -291,16 +294,16 @@ FIXES = {
     "rounding": "compile it with --precision fp16 and check that. If it is right, rounding costs this much:"
     " calibrate by more or other text, or take a higher precision",
 }
-"""What to do, by what makes a model inaccurate."""
+"""Maps each cause of an inaccurate model to what to do."""
 
 
 def wrong_part(rows: Sequence[PartRow]) -> PartRow | None:
-    """The first one: all after it may be wrong because of it."""
+    """Return the first wrong part: all after it may be wrong because of it."""
     return next((row for row in rows if row.cause), None)
 
 
 def cause_of(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bounds) -> str:
-    """Of what is wrong."""
+    """Return the cause of a wrong model."""
     if wrong := wrong_part(rows):
         return wrong.cause
     if all(is_genies(name) for name, values in figures.items() if bounds.missed(name, values)):
@@ -309,7 +312,7 @@ def cause_of(rows: Sequence[PartRow], figures: Mapping[str, Figures], bounds: Bo
 
 
 def culprit(rows: Sequence[PartRow]) -> str:
-    """The first part that is worse than its precision explains."""
+    """Describe the first part that is worse than its precision explains."""
     if not (wrong := wrong_part(rows)):
         return ""
     return (
@@ -320,7 +323,7 @@ def culprit(rows: Sequence[PartRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was measured of a compiled model, beside its limits."""
+    """Holds what was measured of a compiled model, and its limits."""
 
     program: MeasuredProgram
     bounds: Bounds
@@ -335,7 +338,7 @@ class Judgement:
 
     @property
     def problems(self) -> list[str]:
-        """What to look at first, and then what follows from it."""
+        """Say what to look at first, and then what follows from it."""
         cause = culprit(self.rows)
         return [*([cause] if cause else []), *figure_problems(self.figures, self.bounds)]
 
@@ -344,7 +347,8 @@ class Judgement:
         return FIXES[cause_of(self.rows, self.figures, self.bounds)]
 
     def lines(self, *, parts: bool) -> Iterator[str]:
-        """Its figures beside their limits. Parts are shown if they say what is wrong, or were asked for."""
+        """Return the figures beside their limits. Parts are shown if they say what is wrong, or were asked
+        for."""
         for name, figures in self.bounds.rounding.items():
             if name == WINDOWS:
                 yield f"rounding alone: {in_words(figures)}"
@@ -357,7 +361,7 @@ class Judgement:
 
     @property
     def row(self) -> dict[str, Metric]:
-        """Of a report."""
+        """Return the program's row in the report."""
         return {
             "bytes": self.program.size,
             "figures": _figures_row(self.figures),
@@ -374,7 +378,7 @@ def _figures_row(figures: Mapping[str, Figures]) -> dict[str, Metric]:
 
 
 def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
-    """About the float model."""
+    """Report on the float model."""
     if failure := result.failure:
         rule = "llm-machine" if failure.blame == "machine" else "llm-training"
         yield Finding(rule, Severity.ERROR, case, failure.message, failure.fix)

@@ -24,9 +24,10 @@ EXPONENTS = {
     "BF16": ("<u2", 0x7F80),
     "F16": ("<u2", 0x7C00),
 }
-"""By the type of a tensor: how its values are read, and the bits that only NaN and infinity have all set."""
+"""Maps the type of a tensor to the type that its values are read as, and the bits that only NaN and infinity
+have all set."""
 BLOCK = 1 << 24
-"""Values looked at in one go."""
+"""This many values are checked at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Stored:
     shape: tuple[int, ...]
     begin: int
     end: int
-    """Of its bytes in the file."""
+    """The tensor's bytes are in the file from `begin` to here."""
 
     def bytes(self) -> Array:
         return np.memmap(self.path, np.uint8, "r", self.begin, (self.end - self.begin,))
@@ -52,7 +53,8 @@ class Stored:
 
 
 def shards_of(folder: Path) -> dict[str, Stored]:
-    """Where each tensor is; reads no weights. Raises CheckFailed where a file is missing or incomplete."""
+    """Return where each tensor is, without reading weights. Raises CheckFailed if a file is missing or
+    incomplete."""
     shards: dict[str, Stored] = {}
     for name in _files(folder):
         path = folder / name
@@ -89,7 +91,7 @@ def stored_in(path: Path) -> dict[str, Stored]:
 
 
 def _files(folder: Path) -> list[str]:
-    """Those that transformers reads: a single file rather than an index's."""
+    """Return the files that transformers reads: it prefers a single file to an index's."""
     single, index = "model.safetensors", folder / INDEX
     if (folder / single).is_file() or not index.is_file():
         return [single]
@@ -137,7 +139,8 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def _require_tied(folder: Path, shape: Architecture, stored: Mapping[str, Stored]) -> None:
-    """A tied head is the embedding; transformers would not read another one that is stored."""
+    """Require that a stored head equals the embedding if they are tied; transformers would not read another
+    one."""
     if not shape.tied or HEAD not in stored:
         return
     head, embedding = stored[HEAD], stored[EMBEDDING]
@@ -164,7 +167,7 @@ def _require_stored(folder: Path, names: Mapping[str, tuple[int, ...]], stored: 
 
 
 def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
-    """Torch tensors in float32, by name, one at a time. `names` has their shapes."""
+    """Yield torch tensors in float32 by name, one at a time. `names` has their shapes."""
     import torch
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""What the processes in which models are trained, compiled and run import, and how they do an order."""
+"""The processes in which models are trained, compiled and run: what they import, and how they do an order."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ORDERS = {
     "compile": ("ci.lanes.llm.contexts", "compile_checkpoint"),
     "lower": ("ci.lanes.llm.executorch", "compile_checkpoint"),
 }
-"""By what an order is to do: a function from its dataclass to the reply's."""
+"""Maps what an order is to do to a function from its dataclass to the reply's."""
 
 
 def train() -> None:
-    """Without the modules that judge: a change of them does not train again."""
+    """Import what training needs, without the modules that judge: a change of those does not train again."""
     _prepare(READING, ["train"])
 
 

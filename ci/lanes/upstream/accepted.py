@@ -38,7 +38,7 @@ Outcome = Literal[
 ]
 
 GONE = ("crash", "memory", "timeout")
-"""With these outcomes the process ended, so that nothing was measured."""
+"""The process ended with these outcomes, so that nothing was measured."""
 
 NOT_RUN = ("absent", "not_run")
 

@@ -227,7 +227,7 @@ def _version(package: str) -> str:
 
 
 BY_CHANCE = ("memory", "timeout")
-"""With these outcomes a process reports something else each time."""
+"""A process reports something else each time if it ends with one of these outcomes."""
 
 OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
 """Only a whole test has these outcomes, never a part of it."""
