@@ -54,7 +54,7 @@ def chosen_program(model: OneModel, choice: Choice) -> OnnxProgram:
 
 
 def replayed(model: OneModel, program: OnnxProgram, request: ReplayRequest) -> ReplayResult:
-    """QNN's provider shows no steps."""
+    """Return no steps, because QNN's provider shows none."""
     return ReplayResult(None, 0)
 
 
@@ -106,14 +106,15 @@ def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritte
 
 
 def rewriting(plan: OnnxPlan, rules: tuple[str, ...] | None) -> Step[OnnxProgram]:
-    """Ends with the model, with the rewrites that this build needs where they match."""
+    """Return the step that gives the model after the rewrites that this build needs, each applied where it
+    matches."""
     tables = (File(str(known_faults.MANIFEST)), File(str(known_faults.FIXES)))
     choice = WantedRewrites(rules, tables)
     return command_step(plan, "onnx-rewrite", "rewritten", request=choice, keeps_files=True)
 
 
 def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
-    """At each precision the provider compiles what it takes."""
+    """Compile, at each precision, what the provider accepts of the model, and return a row for each."""
     quantized = precision_of(Parser.user_folder() / model.typed, None) == "qdq"
     names = precisions or (("qdq",) if quantized else ONNX_PRECISIONS)
     return {name: _row(model.use_precision(name)) for name in dict.fromkeys(names)}
@@ -143,7 +144,8 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
 
 
 def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
-    """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
+    """Return in words what quantizing the whole model loses, and what each operator adds to it, the worst
+    first."""
     program = program_of(model)
     refuse_floats(program.run.quantizes, program.run.kind)
     plan = plan_of_model(model, program)

@@ -1,4 +1,4 @@
-"""A PyTorch model of a command line becomes an .onnx with samples beside it."""
+"""A PyTorch model of a command line is exported to an .onnx with samples beside it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from provisioning.base.progress import at_work
 
 
 def as_onnx(model: OneModel, folder: Path) -> OneModel:
-    """The same model as an .onnx: one of PyTorch is written to `folder`, and its samples beside it."""
+    """Return the same model as an .onnx; a PyTorch model is written to `folder`, with its samples beside
+    it."""
     options, user_model = model.own(OnnxOptions), model.file
     if not user_model.factory:
         if options.through:

@@ -1,4 +1,4 @@
-"""What is said of a program: by its own figures and by its baseline."""
+"""What is reported of a program, by its own figures and by its baseline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 
 ROUNDED = 1e-6
-"""How far a share may be from the one that the baseline has rounded."""
+"""A share may differ this much from the one that the baseline has rounded."""
 
 
 def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:
@@ -47,22 +47,22 @@ def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFailure:
-    """How a case failed whose failures are results."""
+    """Says how a case failed whose failures are results."""
 
     failed: Failed
     """Empty if QNN refuses operators."""
     message: str
     refused: tuple[str, ...] = ()
     taken: tuple[str, ...] = ()
-    """The other operators of a model that is refused."""
+    """QNN accepts these other operators of a model that it refuses."""
 
 
 NO_FAILURE = RecordedFailure("", "")
 
 
 def recorded_failure(program: OnnxProgram, result: Result) -> RecordedFailure | None:
-    """None of what was compiled, and of a failure that is no result: of the machine, a time limit, a slip in
-    the suite."""
+    """Return how the program failed. None if it was compiled, or if the failure is no result: the machine's,
+    a time limit, or a mistake in the suite."""
     failure = result.failure
     if not program.case.recorded or failure is None or failure.blame == "machine":
         return None
@@ -80,7 +80,7 @@ def recorded_failure(program: OnnxProgram, result: Result) -> RecordedFailure | 
 
 
 def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
-    """Findings that need no baseline."""
+    """Return the findings that need no baseline."""
     again = SUITES.repeat(program)
     error = errors_of(program.name, again)
     if outcome := recorded_failure(program, result):
@@ -134,14 +134,14 @@ def _command(program: OnnxProgram, verb: str, *more: str) -> str:
 
 
 def build_id_of(result: Result) -> str:
-    """Empty where a process died that could have said it."""
+    """Return the id of QNN's build; empty if the process that knew it died."""
     if result.failure:
         return str(result.failure.details.get("build_id", ""))
     return facts_in(result).context.record.build_id
 
 
 def changes_of(program: OnnxProgram, result: Result, margin_db: float) -> Iterator[Finding]:
-    """Of a case whose every result is recorded: one that is not as the baseline says."""
+    """Report what differs from the baseline in a case whose every result is recorded."""
     if not program.case.recorded or (result.failure and not recorded_failure(program, result)):
         return
     again = SUITES.repeat(program).plus("--accept")
@@ -172,7 +172,7 @@ def _outcome(recorded: Recorded) -> str:
 
 
 def _lower_figures(agreed: Mapping[str, float], now: Mapping[str, float], margin_db: float) -> Iterator[str]:
-    """The figures that are lower than agreed, or missing."""
+    """Return the figures that are lower than agreed, or missing."""
     for name, figure in agreed.items():
         if name not in HELD_QUANTIZED:
             continue
@@ -188,7 +188,7 @@ def _value_in_words(name: str, value: float) -> str:
 
 
 def outcome_of(program: OnnxProgram, result: Result) -> dict[str, object]:
-    """By the fields of a baseline, what becomes of a program beside its costs and figures."""
+    """Return what the baseline records of a program beside its costs and figures."""
     outcome = recorded_failure(program, result) or NO_FAILURE
     facts = None if result.failure else facts_in(result)
     return {
@@ -215,7 +215,7 @@ def cost(program: OnnxProgram, result: Result, tolerances: Tolerances) -> Iterat
 
 
 def costs_of(result: Result) -> dict[str, float]:
-    """Costs of the measured context, by the names of the baseline."""
+    """Return the costs of the measured context, by the names of the baseline."""
     facts = facts_in(result)
     context = facts.context
     traffic = as_json(context.ddr) if context.ddr else {}

@@ -1,4 +1,5 @@
-"""An .onnx, the user's or ours: what is in it, what cannot be compiled, the record of a compiled one."""
+"""What is in an .onnx, the user's or ours, what of it cannot be compiled, and the record of a compiled
+one."""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 
 
 Size: TypeAlias = "int | tuple[int, ...]"
-"""Of a named dimension, or all of a named input."""
+"""Gives the size of a named dimension, or all sizes of a named input."""
 
 REWRITTEN = "rewritten.onnx"
-"""A rewritten model's file in a result's folder."""
+"""A rewritten model has this name in a result's folder."""
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 SHOWN = 5
-"""How many problems of a model its message names; `audit` names all."""
+"""A model's message names this many of its problems; `audit` names all."""
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 
 
@@ -59,7 +60,7 @@ class GraphProblem:
 
 
 class NotCompilable(CheckFailed):
-    """A model with problems that are found before the provider is asked."""
+    """Reports a model with problems that are found before the provider is asked."""
 
     def __init__(self, path: Path, problems: Sequence[GraphProblem]) -> None:
         words = "; ".join(map(str, problems[:SHOWN]))
@@ -106,7 +107,8 @@ def source_digest(model: Path) -> str:
 
 
 def digest_without_metadata(path: Path) -> str:
-    """Of a model and its external data. An exporter writes stack traces into the nodes' metadata."""
+    """Return the digest of a model and its external data, without the stack traces that exporters write into
+    the nodes' metadata."""
     model = load_graph(path)
     for node in model.graph.node:
         del node.metadata_props[:]
@@ -117,7 +119,8 @@ def digest_without_metadata(path: Path) -> str:
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
-    """Raises CheckFailed if one is missing, cut off or not below `folder`: a model must not read others."""
+    """Return the files of external data. Raises CheckFailed if one is missing, cut off or not below `folder`:
+    a model must not read others."""
     root = folder.resolve()
     files: dict[Path, None] = {}
     for owner, tensor in _tensors(model.graph):
@@ -192,23 +195,24 @@ def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> 
 
 
 def _is_name(size: int | str) -> bool:
-    """Exporters write `?` for a size of which they know nothing: two of them are not the same size."""
+    """Whether the size has a name. Exporters write `?` for an unknown size, and two of these need not be
+    equal."""
     return isinstance(size, str) and size != "?"
 
 
 def _example(index: int) -> int:
-    """A size to begin with: one sample, and enough for what a model halves several times."""
+    """Return a size to begin with: one sample, and enough for a model that halves it several times."""
     return 1 if index == 0 else 64
 
 
 def _sizes(tensor: Tensor) -> str:
-    """All sizes of an input, as --dimension takes them."""
+    """Return all sizes of an input, as --dimension takes them."""
     shape = (size if is_fixed(size) else _example(index) for index, size in enumerate(tensor.shape))
     return f"{tensor.name}={','.join(map(str, shape))}"
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Of ONNX's own operators."""
+    """Return the opset of ONNX's own operators."""
     return max((row.version for row in model.opset_import if row.domain in ("", "ai.onnx")), default=1)
 
 
@@ -238,7 +242,7 @@ def simplify_gathers(model: onnx.ModelProto) -> None:
 def overrides_of(
     model: onnx.ModelProto, nodes: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, str], list[str]]:
-    """The type of each tensor that these nodes compute, and the nodes that stay in float."""
+    """Return the type of each tensor that these nodes compute, and the nodes that stay in float."""
     import onnx
 
     inferred = onnx.shape_inference.infer_shapes(model)
@@ -272,7 +276,8 @@ def all_in_float(model: onnx.ModelProto) -> bool:
 
 
 def problems_of(model: onnx.ModelProto) -> list[GraphProblem]:
-    """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
+    """Return why the model cannot be compiled for HTP. The provider is asked only if there is no such
+    problem."""
     return [*open_inputs(model), *_types(model)]
 
 
@@ -281,7 +286,7 @@ def is_context(model: onnx.ModelProto) -> bool:
 
 
 def open_inputs(model: onnx.ModelProto) -> Iterator[GraphProblem]:
-    """Those for which nothing can be drawn."""
+    """Report the inputs whose sizes are not all fixed, so that nothing can be drawn for them."""
     for tensor in signature_of(model).inputs:
         if not tensor.static:
             open_ = [(size, index) for index, size in enumerate(tensor.shape) if not is_fixed(size)]
@@ -339,7 +344,7 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 
 def _kind(number: int) -> str:
-    """ONNX's name of a type, or its number if this onnx version does not know it."""
+    """Return ONNX's name of a type, or its number if this onnx version does not know it."""
     import onnx
 
     types = onnx.TensorProto.DataType
@@ -384,7 +389,7 @@ class ContextRecord:
 
     model: str
     files: Mapping[str, str]
-    """Every file by name, with its SHA-256."""
+    """Maps every file to its SHA-256."""
     soc: str
     soc_id: int
     arch: int
@@ -392,11 +397,11 @@ class ContextRecord:
     build_id: str
     packages: Mapping[str, str]
     source: str
-    """SHA-256 of the model that was compiled, with its external data."""
+    """This is the SHA-256 of the model that was compiled, with its external data."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     schema: int = SCHEMA
     origin: str = ""
-    """Where the model lies, from the folder of the record."""
+    """This is the path of the model, relative to the record's folder."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(as_json(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -416,11 +421,11 @@ class ContextRecord:
 
 @dataclass(frozen=True, slots=True)
 class OnnxContext:
-    """What a compiled .onnx says of itself."""
+    """Holds what a compiled .onnx says of itself."""
 
     path: Path
     data_files: tuple[Path, ...]
-    """The files of its contexts; none if they are embedded."""
+    """The contexts are in these files; there are none if the contexts are embedded."""
     build_ids: tuple[str, ...]
     arch: int
     soc_id: int
@@ -429,7 +434,7 @@ class OnnxContext:
 
 
 def read_context(path: Path) -> OnnxContext:
-    """Raises CheckFailed if the context was moved away from its data or is no context at all."""
+    """Read a compiled model. Raises CheckFailed if it was moved away from its data, or holds no context."""
     compiled = read_model(path)
     record = record_path(path)
     flags = {context.half_floats for context in compiled.contexts}
@@ -453,13 +458,13 @@ def soc_of(context: OnnxContext) -> str:
 
 
 def nodes_beside_context(path: Path) -> list[str]:
-    """The nodes of a compiled model that are outside the context, and so run on the CPU."""
+    """Return the nodes of a compiled model that are outside its contexts, and so run on the CPU."""
     nodes = load_graph(path).graph.node
     return [f"{node.name} ({node.op_type})" for node in nodes if node.op_type != CONTEXT_OPERATOR]
 
 
 def require_fit(context: OnnxContext, build_id: str, soc: Soc) -> None:
-    """Raises CheckFailed unless the context is whole and made by this QNN build, and for this chip."""
+    """Raise CheckFailed unless the context is whole, made by this QNN build, and for this chip."""
     require_recorded(context.path, context.data_files)
     if context.build_ids and set(context.build_ids) != {build_id}:
         raise CheckFailed(

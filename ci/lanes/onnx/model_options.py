@@ -78,7 +78,7 @@ class OnnxOptions(ModelOptions):
     )
 
     def check_samples(self) -> None:
-        """A function may give them."""
+        """Accept a function that gives samples; otherwise check the files."""
         if not DOTTED.fullmatch(self.calibrate or ""):
             super().check_samples()
 

@@ -25,7 +25,7 @@ MANIFEST = MANIFESTS / "onnx_options.toml"
 
 Scope = Literal["provider", "session"]
 SCOPES: tuple[Scope, ...] = ("provider", "session")
-"""For all sessions with the provider, and for one session."""
+"""An option belongs to all sessions with the provider, or to one session."""
 Value = bool | int | str
 
 
@@ -39,14 +39,14 @@ class Option(Model):
     pattern: str = ""
     default: str = ""
     needs: tuple[str, ...] = ()
-    """Without these it has no effect."""
+    """The option has no effect without these."""
     conflicts: tuple[str, ...] = ()
     not_embedded: bool = False
-    """Inference fails with it if the context is embedded."""
+    """Whether inference fails with the option if the context is embedded."""
     soc_at_least: int = 0
-    """The lowest chip number that the provider accepts it for."""
+    """The provider accepts the option from this chip number on."""
     refused: str = ""
-    """Why it cannot be set here."""
+    """Says why the option cannot be set here; empty if it can."""
 
     @model_validator(mode="after")
     def _enums_have_values(self) -> Option:
@@ -62,7 +62,7 @@ class OptionTable(Model):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The user's options beside chip and precision, by scope: checked, and in the provider's format."""
+    """Holds the user's options beside chip and precision, by scope: checked, and in the provider's format."""
 
     provider: Mapping[str, str] = field(default_factory=dict)
     session: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +77,8 @@ def options() -> dict[str, Option]:
 
 
 def settings_of(choice: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
-    """Raises UsageError for an option without effect; the error names the nearest valid name or value."""
+    """Check the options and sort them by scope. Raises UsageError for one without effect; the error names the
+    nearest valid name or value."""
     table = options()
     texts = texts_of(choice)
     for name, text in texts.items():
@@ -94,7 +95,7 @@ def settings_of(choice: Mapping[str, Value], *, soc: Soc, embed: bool, where: st
 
 
 def texts_of(choice: Mapping[str, object]) -> dict[str, str]:
-    """The values as the provider and a command line take them."""
+    """Return the values as the provider and a command line take them."""
     return {
         name: str(int(value)) if isinstance(value, bool | int) else str(value)
         for name, value in choice.items()
@@ -102,7 +103,7 @@ def texts_of(choice: Mapping[str, object]) -> dict[str, str]:
 
 
 def files_of(choice: Mapping[str, object]) -> list[Path]:
-    """The files that checked options name."""
+    """Return the files that checked options name."""
     return [Path(str(value)) for name, value in choice.items() if options()[name].kind == "file"]
 
 
@@ -123,7 +124,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
 def _problems(
     option: Option, text: str, values: Mapping[str, str], soc: Soc, *, embed: bool
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong with a value, each with what to write instead."""
+    """Say what is wrong with a value, each time with what to write instead."""
     name, least, left_out = option.name, option.least or 0, f"leave {option.name} out"
     if option.refused:
         yield f"{name}: {option.refused}", left_out

@@ -16,17 +16,17 @@ from ci.work.request import File
 from ci.work.results import ExportReply, Key
 
 MODEL, QUANTIZED = "model_ctx", "model_qdq"
-"""Names of files that no user sees."""
+"""Files that no user sees have these names."""
 CONTEXT = "context"
-"""The folder of a result that has the context and its .onnx."""
+"""This folder of a result holds the context and its .onnx."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """How a model is prepared."""
+    """Says how a model is prepared."""
 
     calibration: int | None = None
-    """How many of a factory's samples are kept to calibrate by; None: as many as the run says."""
+    """This many of a factory's samples are kept for calibration; None: as many as the run says."""
     drawn: bool = False
     """Whether a model without samples is calibrated by drawn ones."""
     compares: bool = True
@@ -38,9 +38,9 @@ DRAWN = Preparing(drawn=True)
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     stem: str = MODEL
-    """Of its files."""
+    """The names of the context's files begin with this."""
     embed: bool = False
-    """Whether the context is inside its .onnx, and not beside it."""
+    """Whether the context is inside its .onnx instead of beside it."""
     keeps_outputs: bool = False
 
 
@@ -56,14 +56,14 @@ class Chips:
 
 @dataclass(frozen=True, slots=True)
 class OnnxRunRequest:
-    """What a process gets that runs one .onnx."""
+    """Says which .onnx a process runs, and with what."""
 
     model: str
     inputs: str
     outputs: str
     user_folder: str
     soc: str = ""
-    """Empty: on this machine's CPU."""
+    """Names the chip; empty for this machine's CPU."""
     settings: Settings = NO_SETTINGS
     as_it_is: bool = False
     do: str = "run"
@@ -71,20 +71,20 @@ class OnnxRunRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExportToFile:
-    """What a process gets that exports one PyTorch model."""
+    """Says which PyTorch model a process exports."""
 
     factory: str
-    """As a suite in `search_path` names it."""
+    """Names the factory as a suite in `search_path` would."""
     search_path: str
     user_folder: str
     model: str
-    """The name of the file."""
+    """The exported file gets this name."""
     folder: str
-    """The name of the folder of samples."""
+    """The folder of samples gets this name."""
     into: str = ""
-    """Where both are written."""
+    """Both are written here."""
     samples: str = ""
-    """A folder of the user's samples."""
+    """Names a folder of the user's samples."""
     inferences: int | None = None
     calibration: int | None = None
     do: str = "export"
@@ -94,7 +94,7 @@ class ExportToFile:
 class ExportedFile:
     notes: tuple[str, ...]
     compared: int | None
-    """How many of the samples are compared; None where the user has given them."""
+    """This many of the samples are compared; None if the user has given them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class RunReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A model as it was exported or checked; its samples are beside it."""
+    """Holds a model as it was exported or checked; its samples are beside it."""
 
     model: str
     used: InputsUsed
@@ -116,27 +116,27 @@ class PreparedModel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel(ExportReply):
     rows: Key
-    """What its programs depend on."""
+    """Its programs depend on these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How near outputs are to the float model's."""
+    """Says how near outputs are to the float model's."""
 
     figures: Mapping[str, float] = field(default_factory=dict)
     slices: tuple[str, ...] = ()
     beyond: tuple[BeyondHalf, ...] = ()
-    """Where too much is lost: operators whose values leave fp16."""
+    """If too much is lost, these are the operators whose values leave fp16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedModel:
-    """The model as its run has it."""
+    """Holds the model as its run has it."""
 
     model: str
     calibrated_by: int = 0
     in_float: bool = False
-    """Whether nothing of it is quantized, though it was to be."""
+    """Whether nothing was quantized, although it should have been."""
     near: Accuracy = Accuracy()
     packages: Mapping[str, str] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ class Audit:
     nodes: int
     unsupported: tuple[Unsupported, ...]
     graphs: int
-    """The number of QNN graphs that the other nodes form."""
+    """The other nodes form this many QNN graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class CompiledContext:
     near: Accuracy
     bytes: int
     ddr: Traffic | None
-    """None where the compiler gave no summary."""
+    """None if the compiler gave no summary."""
     half_floats: bool | None = None
     """Whether QNN computes floats in 16 bits; None if the context does not say."""
     each_db: tuple[float, ...] = ()
@@ -173,15 +173,15 @@ class CompiledContext:
     draws: tuple[Mapping[str, float], ...] = ()
     """The figures of each sample of a recorded case."""
     choices: tuple[str, ...] = ()
-    """Operators whose indices are outputs."""
+    """These operators compute indices that are outputs."""
     cpu_seconds: float = 0.0
     peak: int = 0
-    """The most bytes of memory that it took to make it."""
+    """Making it took at most this many bytes of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenModel:
-    """What is to be told of a program's model and samples."""
+    """Says what a report tells of a program's model and samples."""
 
     prepared: PreparedModel
     quantized: QuantizedModel | None = None
@@ -199,36 +199,36 @@ class TakenModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFacts(TakenModel):
-    """What became of a program."""
+    """Holds what became of a program."""
 
     context: CompiledContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAnswer(TakenModel):
-    """What a command asked for."""
+    """Holds what a command asked for."""
 
     answer: Mapping[str, object] = field(default_factory=dict)
-    """As the record says that the command expects."""
+    """The command reads this as a record of its own type."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedRewrites:
     rules: tuple[str, ...] | None
-    """None: all."""
+    """Names the rewrites; None stands for all."""
     tables: tuple[File, ...]
-    """Those of faults and of fixes, which say what is rewritten."""
+    """These tables of faults and of fixes say what is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
     losses: tuple[Loss, ...]
-    """The operators at which quantizing loses most, the worst first."""
+    """Names the operators at which quantizing loses most, the worst first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """What HTP takes of a model, and the nodes that stay on the CPU."""
+    """Says what HTP accepts of a model, and which nodes stay on the CPU."""
 
     delegated: Mapping[str, int]
     cpu: tuple[CpuOperator, ...]

@@ -105,7 +105,7 @@ from provisioning.base.files import empty_folder, hash_file
 from provisioning.manifest import soc_named
 
 CHOOSERS = {"ArgMax": 0, "ArgMin": 0, "TopK": -1}
-"""By operator: its usual axis."""
+"""Each operator is mapped to its default axis."""
 SAME_VALUES = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 FIXES = {
     "shape": "pad it in the model to a fixed size, so that HTP gives what the CPU gives",
@@ -117,7 +117,7 @@ FIXES = {
 
 @dataclass(frozen=True)
 class Choices:
-    """By output and inference, what the indices chose among."""
+    """Holds, for each output and inference, what the indices chose among."""
 
     values: Mapping[str, Sequence[Array]]
     axes: Mapping[str, int]
@@ -129,7 +129,7 @@ NO_CHOICES = Choices({}, {}, {})
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outputs that a program's are compared with; those of the quantized model are none in float."""
+    """Holds the outputs that a program's are compared with; in float there are none of a quantized model."""
 
     exact: Sequence[Sample]
     reference: Sequence[Sample]
@@ -137,12 +137,13 @@ class Comparison:
     floats: Choices = NO_CHOICES
     quantized: Choices = NO_CHOICES
     choosers: Sequence[str] = ()
-    """Operators whose indices are outputs."""
+    """These operators compute indices that are outputs."""
 
     def near(
         self, outputs: Sequence[Sample], kind: str, beyond: Callable[[], Sequence[BeyondHalf]]
     ) -> Accuracy:
-        """The worst figures, the slices that are lost, and, where too much is, what `beyond` gives."""
+        """Return the worst figures and the slices that are lost. If too much is lost, `beyond` is asked for
+        operators that leave fp16."""
         if not self.exact:
             return Accuracy()
         pairs = _pairs(self.exact, outputs, self.floats), _pairs(self.reference, outputs, self.quantized)
@@ -156,7 +157,7 @@ class Comparison:
         return Accuracy(figures, tuple(slices), tuple(beyond()) if low else ())
 
     def each_draw(self, outputs: Sequence[Sample]) -> list[dict[str, float]]:
-        """The figures of each sample by itself that a word of the operator table is made from."""
+        """Return, for each sample by itself, the figures that decide a word of the operator table."""
         floats = _pairs_by_sample(self.exact, outputs, self.floats)
         quantized = _pairs_by_sample(self.reference, outputs, self.quantized)
         samples = zip_longest(floats, quantized, fillvalue=())
@@ -168,7 +169,7 @@ class Comparison:
         return each_sample_db(_pairs(self.exact, outputs, NO_CHOICES), count) if count else []
 
     def measured_by(self, metric: str, outputs: Sequence[Sample]) -> dict[str, float]:
-        """The figures of the user's own metric."""
+        """Return the figures of the user's own metric."""
         pairs, against = (_pairs(rows, outputs, NO_CHOICES) for rows in (self.exact, self.reference))
         return side_by_side(metric, pairs, against, len(self.exact))
 
@@ -181,7 +182,8 @@ def comparison_of(
     *,
     non_finite: bool,
 ) -> Comparison:
-    """With what indices choose among, in the float model and in the quantized one if it has outputs."""
+    """Return what outputs are compared with, including what indices chose among: in the float model, and in
+    the quantized one if it has outputs."""
     floats = _choosers(files.source)
     of_quantized = _choosers(files.model) if reference else floats
     names = [name for name in floats if name in of_quantized]
@@ -197,7 +199,7 @@ def comparison_of(
 
 
 def _choosers(path: Path) -> dict[str, onnx.NodeProto]:
-    """The operators that give indices as outputs, by output."""
+    """Return the operators that compute indices as outputs, by output."""
     model = onnx.load(str(path), load_external_data=False)
     maker = {name: node for node in model.graph.node for name in node.output}
     choosers = {}
@@ -234,7 +236,7 @@ def _pairs(exact: Sequence[Sample], outputs: Sequence[Sample], among: Choices) -
 def _pairs_by_sample(
     exact: Sequence[Sample], outputs: Sequence[Sample], among: Choices
 ) -> Iterator[Iterator[Pair]]:
-    """None if nothing is expected."""
+    """Pair the outputs of each sample; there are no pairs if nothing is expected."""
     pairs = zip(exact, outputs, strict=True) if exact else ()
     return (_pairs_of(number, row, output, among) for number, (row, output) in enumerate(pairs))
 
@@ -250,10 +252,11 @@ def _pairs_of(number: int, exact: Sample, output: Sample, among: Choices) -> Ite
 
 
 WITHOUT_PLACE = (CONTEXT_OPERATOR, *provider.QUANTIZERS)
-"""What the provider and the quantizer add to a model."""
+"""The provider and the quantizer add these operators to a model."""
 OPSET = 20
 COMPARED_SEED = 1 << 20
-"""Of the first drawn sample but one that is compared: no sample that calibrates has it."""
+"""Drawn samples that are compared have numbers from here on, except for the first; samples that calibrate
+have other numbers."""
 
 
 def prepare(order: OnnxOrder, preparing: Preparing) -> PreparedModel:
@@ -295,7 +298,7 @@ def prepare(order: OnnxOrder, preparing: Preparing) -> PreparedModel:
 
 
 def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
-    """Refuse what cannot be compiled; returns the model made plain, with its named dimensions fixed."""
+    """Refuse what cannot be compiled; return the model made plain, with its named dimensions fixed."""
     graph = load_graph(model)
     if is_context(graph):
         message = f"{model} is compiled already"
@@ -333,7 +336,7 @@ def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Seque
 
 
 def _chosen(model: Path, subject: Any, inferences: int | None, calibration: int | None) -> Divided:
-    """The samples of a PyTorch model, by the names of the inputs of what was exported of it."""
+    """Return the samples of a PyTorch model, by the names of the exported model's inputs."""
     choice = subject.choose(inferences, calibration)
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
@@ -344,7 +347,8 @@ def _chosen(model: Path, subject: Any, inferences: int | None, calibration: int 
 
 
 def export_file(request: ExportToFile) -> ExportedFile:
-    """A PyTorch model as an .onnx, with a file for each sample of the user's or of its own function."""
+    """Write a PyTorch model as an .onnx, and a file for each sample, of the user or of the model's own
+    function."""
     import numpy as np
 
     from ci.models.factory import inputs_named
@@ -369,7 +373,8 @@ def export_file(request: ExportToFile) -> ExportedFile:
 
 
 def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
-    """Of an ONNX model with one sample: that one. A case whose results are recorded gets drawn ones, too."""
+    """Calibrate and compare an ONNX model by its one sample. A case whose results are recorded also gets
+    drawn ones."""
     if not case.recorded:
         return Divided([sample], [sample], InputsUsed(1, 1, given=1))
     from ci.models.factory import CALIBRATION_SEED
@@ -381,7 +386,8 @@ def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
 
 
 def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
-    """With `name`, which a user's file gets, the outputs on the CPU are compared with the float model's."""
+    """Quantize the model. Given `name`, which a user's file gets, compare its outputs on the CPU with the
+    float model's."""
     run, into, model = order.run, order.into, files.source
     precision = precision_named(run.precision)
     operators = {node.op_type for node in load_graph(model).graph.node}
@@ -430,7 +436,7 @@ def _require_precision(model: str, precision: Precision, operators: Collection[s
 
 
 def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions) -> CompiledContext:
-    """For one chip: compiled, then loaded, run and compared as a device would."""
+    """Compile for one chip; then load, run and compare the context as a device would."""
     case, soc, precision = order.case, soc_named(order.soc), precision_named(order.run.precision)
     settings = order.run.settings(order.soc)
     path = empty_folder(order.into / CONTEXT) / f"{options.stem}.onnx"
@@ -483,7 +489,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
 
 
 def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
-    """Compile for HTP what it takes, and say what stays on the CPU and why."""
+    """Compile for HTP what it accepts, and say what stays on the CPU and why."""
     path = order.into / f"{MODEL}.onnx"
     audit, ddr = provider.audited(files.model, *target_of(order), path)
     compiled = path if path.exists() else files.model
@@ -511,7 +517,8 @@ def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
 
 
 def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
-    """QNN's estimates of the quantized model for the chips that it has them for, and why one has none."""
+    """Return QNN's estimates of the quantized model for the chips that it can estimate, and why there is none
+    for the others."""
     estimates, refused, into = {}, {}, empty_folder(order.scratch / "estimate")
     for chip in chips.names:
         try:
@@ -533,7 +540,8 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
 
 
 def scores(order: OnnxOrder, files: ModelFiles, limits: ScoreRequest) -> Scores:
-    """What each group of operators adds to the outputs' noise, at the run's precision and at `exact`."""
+    """Score each group of operators: what it adds to the outputs' noise at the run's precision, and at
+    `exact`."""
     models, float_file = [files.model], files.quantized / provider.PREPROCESSED
     # What is not quantized adds nothing that quantizing would take away.
     if precision_named(limits.exact).quantized:

@@ -1,4 +1,5 @@
-"""One .onnx of a command line: the contexts that it is compiled to, and what else the commands ask of it."""
+"""The commands for one .onnx of a command line: the contexts that it is compiled to, and what else they ask
+of it."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ T = TypeVar("T")
 
 
 def program_of(model: OneModel, suite: Path | None = None) -> OnnxProgram:
-    """For the first chip; in `suite`, if one is to have it."""
+    """Return a program for the first chip; it is in `suite` if one is named."""
     options, selection = model.own(OnnxOptions), model.selection
     settings = parse_assignments(options.settings)
     for chip in selection.socs:
@@ -124,7 +125,7 @@ def program_of(model: OneModel, suite: Path | None = None) -> OnnxProgram:
 class Answered(TakenModel, Generic[T]):
     answer: T
     folder: Path | None
-    """Of the files that are its result."""
+    """The files of the result are here."""
 
 
 def command_step(
@@ -138,7 +139,7 @@ def command_step(
     is_done: Callable[[Mapping[str, object]], bool] = lambda reply: True,
     keeps_files: bool = False,
 ) -> Step[OnnxProgram]:
-    """What a command for one model asks of the worker. A search may end before it is done, and goes on the
+    """Return a step that asks the worker for one model. A search may end before it is done, and continues the
     next time: its reply is kept only if `is_done` says so."""
 
     def accepts(program: OnnxProgram, result: Result) -> bool:
@@ -159,7 +160,8 @@ def command_step(
 
 
 def answered(step: Step[OnnxProgram], reply: type[T]) -> Answered[T]:
-    """Of the plan's first program. Raises why there is no answer."""
+    """Run the step and return the answer for the plan's first program. Raises an error that says why there is
+    none."""
     program: Any = step.plan.programs[0]
     return answer_in(run_cached_step(step, [program])[program.name], reply)
 
@@ -172,7 +174,8 @@ def answer_in(result: Result, reply: type[T]) -> Answered[T]:
 
 
 def precision_of(model: Path, precision: str | None) -> str:
-    """The precision that the user named; else a quantized model stays as it is, and others get fp16."""
+    """Return the precision that the user named; otherwise a quantized model stays as it is, and others get
+    fp16."""
     if precision:
         return precision_named(precision).name
     require_installed()
@@ -195,13 +198,13 @@ def dimensions_of(assignments: Sequence[str]) -> dict[str, Size]:
 
 
 def plan_of_model(model: OneModel, program: OnnxProgram) -> OnnxPlan:
-    """For all chips of the command line."""
+    """Return a plan with a program for each chip of the command line."""
     programs = [replace(program, soc=soc) for soc in model.selection.socs]
     return plan_of(programs, model.selection, model.work)
 
 
 def compiling_one(plan: OnnxPlan, model: OneModel) -> Step[OnnxProgram]:
-    """The context as files."""
+    """Return the step that compiles the context and keeps its files."""
 
     def options(program: OnnxProgram) -> CompileOptions:
         return CompileOptions(
@@ -229,12 +232,13 @@ def _stem(plan: OnnxPlan, model: OneModel, program: OnnxProgram) -> str:
 
 
 def product_files(plan: OnnxPlan, model: OneModel, program: OnnxProgram, folder: Path) -> list[Path]:
-    """What the user gets of a result."""
+    """Return the files of a result that the user gets."""
     return sorted((folder / CONTEXT).glob(f"{_stem(plan, model, program)}*"))
 
 
 def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step[OnnxProgram]:
-    """The estimates for `chips` of each model in its precision. The program's own chip does not matter."""
+    """Return a step that estimates each model in its precision for `chips`. The program's own chip does not
+    matter."""
     return command_step(
         plan,
         "onnx-estimate",
@@ -246,7 +250,7 @@ def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step[OnnxProgram]:
 
 
 def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
-    """Of an .onnx, on these phones."""
+    """Forecast how an .onnx runs on these phones."""
     table, fit = load_forecasts(), load_fit()
     program = program_of(model)
     plan, kind = plan_of_model(model, program), program.run.kind
@@ -322,7 +326,7 @@ def drawn_to_calibrate(program: OnnxProgram) -> Iterator[str]:
 
 
 def outcome_of(context: CompiledContext, size: int) -> Outcome:
-    """Of a context that was compiled and run."""
+    """Return the costs and figures of a context that was compiled and run."""
     costs, figures = {"size": size, "cpu_seconds": context.cpu_seconds}, context.near.figures
     if ddr := context.ddr:
         costs["ddr"] = ddr.read + ddr.written
@@ -330,7 +334,7 @@ def outcome_of(context: CompiledContext, size: int) -> Outcome:
 
 
 def quantized(model: OneModel) -> Sequence[Product]:
-    """One, as it is the same for all chips."""
+    """Quantize the model; the one result is the same for all chips."""
     program = program_of(model)
     kind = program.run.kind
     refuse_floats(program.run.quantizes, kind)
@@ -367,7 +371,8 @@ def quantized(model: OneModel) -> Sequence[Product]:
 
 
 def run_program(model: OneModel, files: Sequence[str]) -> Ran:
-    """A compiled .onnx on the emulator, with what is beside its contexts on the CPU; another one there."""
+    """Run an .onnx: of a compiled one, the contexts run on the emulator, and the rest on the CPU; another one
+    runs entirely on the CPU."""
     path = Parser.user_folder() / model.typed
     require_program(path, model.typed)
     require_installed()
@@ -406,7 +411,8 @@ def _run(
     soc: str = "",
     settings: Settings = NO_SETTINGS,
 ) -> tuple[Sample, Sample, str]:
-    """Inputs, outputs, and QNN's build. Without `soc`, on the CPU."""
+    """Run the model and return inputs, outputs and the id of QNN's build. Without `soc`, it runs on the
+    CPU."""
     arrays = read_inputs(files, signature) if files else drawn(signature)
     path, logs = Parser.user_folder() / model.typed, model.selection.reports.absolute() / "onnx"
     with (

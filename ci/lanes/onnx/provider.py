@@ -1,4 +1,4 @@
-"""Calls of ONNX Runtime: quantize, compile to a context, run, audit. Imported only by workers."""
+"""Calls of ONNX Runtime that quantize, compile to a context, run and audit. Imported only by workers."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
 
 PREPROCESSED = "preprocessed.onnx"
-"""What the quantizer made of a model first, if it changed it: it has the names of `nodes`."""
+"""If the quantizer changed the model first, it left it in this file, which has the names of `nodes`."""
 TRACE = "qnn_op_trace.json"
 NOT_WHOLE = "it does not compile whole"
 LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn")
 MOST_REASONS = 5
-"""How many of the nodes that QNN refused a message names."""
+"""A message names this many of the nodes that QNN refused."""
 QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 AXIS_OPSET = 13
-"""The first in which ONNX's QuantizeLinear and DequantizeLinear have an axis."""
+"""ONNX's QuantizeLinear and DequantizeLinear have an axis from this opset on."""
 
 
 class NotOnProvider(CheckFailed):
-    """HTP does not take all of a model."""
+    """Reports a model that HTP does not take entirely."""
 
     def __init__(self, message: str, fix: str, refused: Collection[str], operators: Collection[str]) -> None:
-        """`refused` of all `operators` of the model."""
+        """HTP refused the operators `refused`, among all `operators` of the model."""
         super().__init__(message, fix=fix)
         # Where nothing else is refused, quantizers stand for types that do not go together.
         self.refused = sorted(set(refused).difference(QUANTIZERS) or refused)
@@ -85,10 +85,9 @@ def quantized(
     name: str = "model_qdq",
     alone: bool = False,
 ) -> Path:
-    """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN needs it.
-
-    The quantizer leaves an operator that only passes values on, such as MaxPool, in float if its input is.
-    With `alone`, it is quantized all the same."""
+    """Put QuantizeLinear and DequantizeLinear around every operator, as QNN needs it. The quantizer leaves an
+    operator that only passes values on, such as MaxPool, in float if its input is. With `alone`, that
+    operator is quantized all the same."""
     # Imported late: nothing else here needs it.
     with _without_torch():
         from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
@@ -143,7 +142,8 @@ def quantized(
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """ONNX Runtime's tools import it where it is found, for an exporter of theirs: a second a model."""
+    """Hide torch from ONNX Runtime's tools: they import it for an exporter of theirs, which takes a second
+    for each model."""
     if "torch" in sys.modules:
         yield
         return
@@ -164,10 +164,9 @@ def compiled(
     embed: bool = False,
     why: str = "",
 ) -> Traffic | None:
-    """Write the context. Returns the compiler's traffic.
-
-    NotOnProvider names what HTP does not take. The traffic and QNN's reasons are what this process
-    prints. `why` is the command that names all nodes that HTP refuses."""
+    """Write the context and return the compiler's traffic. NotOnProvider names what HTP does not take. The
+    traffic and QNN's reasons are read from what this process prints. `why` is the command that names all
+    nodes that HTP refuses."""
     doing("compile")
     begin = printed_so_far()
     options = {**_context_options(settings, context, embed), FALLBACK: "1"}
@@ -192,8 +191,9 @@ def audited(
     context: Path,
     begin: int | None = None,
 ) -> tuple[Audit, Traffic | None]:
-    """Compile what HTP takes, trace what it does not, and why; the context has the other nodes beside it. QNN
-    gives its reasons once in a process: `begin` is where the log has those of an earlier compile."""
+    """Compile what HTP takes, and find what it does not take and why; the other nodes are beside the context.
+    QNN gives its reasons once in a process: `begin` is where an earlier compile's reasons begin in the
+    log."""
     doing("compile")
     begin, trace = printed_so_far() if begin is None else begin, context.parent / "trace"
     provider = provider_options(precision, soc, settings, None)
@@ -216,7 +216,8 @@ def _not_compiled(error: Exception, reasons: Mapping[str, Refusal], why: str) ->
 def estimated(
     model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path
 ) -> QnnEstimate | None:
-    """QNN's own estimate, of a compile of its own. Raises CheckFailed where HTP does not take all of it."""
+    """Return QNN's own estimate, for which it compiles the model again. Raises CheckFailed if HTP does not
+    take all of it."""
     profile, context = into / f"{soc.id}.csv", into / f"{soc.id}_ctx.onnx"
     with failing(NOT_WHOLE):
         provider = provider_options(precision, soc, settings, profile)
@@ -258,7 +259,8 @@ def reloaded(
 def on_htp(
     model: OnnxModel, precision: Precision, soc: Soc, settings: Settings, samples: Sequence[Sample]
 ) -> list[Sample]:
-    """The outputs of a model that is compiled for it and not kept; the CPU takes what HTP does not."""
+    """Compile the model for HTP and return its outputs, without keeping the context; the CPU runs what HTP
+    does not take."""
     with failing("the QNN provider cannot compile it"):
         session = session_on_htp(model, provider_options(precision, soc, settings, None), settings.session)
     return [run(session, sample) for sample in samples]
@@ -303,7 +305,7 @@ def _audit(model: Path, folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
 
 
 def _reason(text: str, of_qnn: Refusal | None) -> str:
-    """The reason without the node's name, which the provider repeats, and with QNN's own."""
+    """Return the reason without the node's name, which the provider repeats, and with QNN's own reason."""
     first = text.split("QNN EP.")[0] + "QNN EP." if "QNN EP." in text else text
     reason = " ".join(first.split()) or "the provider gives no reason"
     return f"{reason.rstrip('.')} ({of_qnn})" if of_qnn else reason
@@ -334,9 +336,9 @@ def export(
     *,
     own_names: bool = False,
 ) -> tuple[Path, Any]:
-    """Write the factory's model, or a .pt2, as model.onnx; returns the model too. One of torch gets inputs
-    input_0, input_1 …, or those of its forward; of an ONNX model, the factory's sample is returned. `inputs`
-    replaces the factory's own."""
+    """Write the factory's model, or a .pt2, as model.onnx, and return the path and the model; for an ONNX
+    model, return the factory's sample instead. A PyTorch model gets inputs input_0, input_1 …, or those of
+    its forward. `inputs` replaces the factory's own."""
     from ci.models.factory import call, factory_of, make, model_of
     from ci.models.user_model import BadFactory
 

@@ -1,4 +1,4 @@
-"""Inputs from .npy and .npz files, checked against the model's names, types and shapes."""
+"""Inputs are read from .npy and .npz files, and checked against the model's names, types and shapes."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ if TYPE_CHECKING:
 SAMPLES, CALIBRATION = "samples.npz", "calibration.npz"
 EXPECTED, REFERENCE = "expected.npz", "reference.npz"
 OUTPUTS = "outputs.npz"
-"""Of a result that a metric is computed of: what the program gave for its samples."""
+"""A result keeps this file if a metric is computed of it: what the program gave for its samples."""
 MOST = 1000
 """At most this many samples are taken from a factory, which may never end."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where a model lies as it was prepared and as its run has it, and the samples of both."""
+    """Says where a model lies, as it was prepared and as its run has it, and where the samples of both
+    are."""
 
     prepared: Path
-    """The folder of samples and of the float model's outputs."""
+    """This folder holds the samples and the float model's outputs."""
     source: Path
     model: Path
     quantized: Path
-    """The folder of what the run made of it."""
+    """This folder holds what the run made of the model."""
 
     def samples(self) -> list[Sample]:
         return arrays_in(self.prepared / SAMPLES)
@@ -55,7 +56,7 @@ class ModelFiles:
         return arrays_in(self.prepared / EXPECTED)
 
     def reference(self) -> list[Sample]:
-        """The quantized model's outputs; none in float."""
+        """Return the quantized model's outputs; none in float."""
         return arrays_in(self.quantized / REFERENCE)
 
 
@@ -70,7 +71,8 @@ class Divided(NamedTuple):
 
 
 def divided(samples: Sequence[Sample], inferences: int | None, calibration: int | None) -> Divided:
-    """None of either where there are no samples: what is drawn then is noise."""
+    """Divide samples into those that are compared and those that calibrate. Without samples both are empty,
+    and noise is drawn instead."""
     shares = shares_of(len(samples), inferences, calibration)
     compared, calibrating = ([samples[number] for number in numbers] for numbers in shares)
     used = InputsUsed(len(compared), len(calibrating), len(samples), noise=not samples)
@@ -78,8 +80,8 @@ def divided(samples: Sequence[Sample], inferences: int | None, calibration: int 
 
 
 def resembling(sample: Sample, number: int) -> Sample:
-    """The sample itself for 0, else another one: evenly between the smallest and largest finite value of each
-    array. An array of one value stays."""
+    """Return the sample itself for 0, else another one: drawn evenly between the smallest and largest finite
+    value of each array. An array of one value stays."""
     import numpy as np
 
     generator = np.random.default_rng(number)
@@ -99,7 +101,7 @@ def resembling(sample: Sample, number: int) -> Sample:
 
 
 def calibration_samples(source: str, signature: GraphSignature, search_path: Path) -> list[Sample]:
-    """Samples from a directory below `search_path`, else from `module:function`."""
+    """Read samples from a directory below `search_path`, else from `module:function`."""
     folder = search_path / source
     if folder.is_dir() or not DOTTED.fullmatch(source):
         return read_samples(folder, signature)
@@ -107,7 +109,7 @@ def calibration_samples(source: str, signature: GraphSignature, search_path: Pat
 
 
 def _called(source: str, search_path: Path) -> list[object]:
-    """The samples that the function returns. Its module may be below the search path."""
+    """Return the samples that the function gives. Its module may be below the search path."""
     module, _, name = source.partition(":")
     try:
         search_first(search_path)
@@ -119,7 +121,8 @@ def _called(source: str, search_path: Path) -> list[object]:
 
 
 def _from_function(name: str, values: Iterable[object], signature: GraphSignature) -> list[Sample]:
-    """Each value is a dict of inputs by name, a sequence of inputs, or the only input."""
+    """Check the function's samples: each value is a dict of inputs by name, a sequence of inputs, or the only
+    input."""
     names = [tensor.name for tensor in signature.inputs]
     samples: list[Sample] = []
     for number, value in enumerate(values, 1):

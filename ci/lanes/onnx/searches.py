@@ -1,4 +1,5 @@
-"""In the worker: a program's model as a Graph, parts of it on the emulator, and what is asked of them."""
+"""The searches in the worker: a program's model as a Graph, parts of it on the emulator, and what is asked of
+them."""
 
 from __future__ import annotations
 
@@ -49,16 +50,16 @@ from provisioning.components import version_in
 from provisioning.manifest import Soc, soc_named
 
 Places = Mapping[str, OperatorAt]
-"""By node, as an exporter noted it."""
+"""Maps each node to the place in the model's code that an exporter noted."""
 Target = tuple[Precision, Soc, Settings]
 COMPARED = 2
-"""Samples by which rewrites are proved."""
+"""Rewrites are proved by this many samples."""
 MASKS = ("Where",)
-"""Their numbers of any size are meant to be infinite."""
+"""These operators may use numbers of any size, which are meant to be infinite."""
 
 
 def target_of(order: OnnxOrder, soc: str = "") -> Target:
-    """What the run is compiled for: the order's chip, or another."""
+    """Return what the run is compiled for: the order's chip, or another."""
     soc = soc or order.soc
     return precision_named(order.run.precision), soc_named(soc), order.run.settings(soc)
 
@@ -78,7 +79,7 @@ def _place_of(node: onnx.NodeProto) -> OperatorAt:
 
 
 def _module(noted: str) -> str:
-    """The module's path in named_modules(): the scopes without the operator's own."""
+    """Return the module's path in named_modules(): the scopes without the operator's own."""
     try:
         scopes = ast.literal_eval(noted)
     except (SyntaxError, ValueError):
@@ -114,7 +115,7 @@ def rewrite(order: OnnxOrder, files: ModelFiles, choice: WantedRewrites) -> Mode
 
 
 def on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) -> list[list[Array]]:
-    """The graph's outputs, compiled for a target."""
+    """Compile the graph for a target and return its outputs."""
     names = [value.name for value in graph.model.graph.output]
     rows = provider.on_htp(graph.source, *target, graph.feeds())
     return [[row[name] for name in names] for row in rows]
@@ -126,7 +127,7 @@ def diverge(
     limits: DivergenceLimits,
     keep: Callable[[DivergenceResult], None],
 ) -> DivergenceResult:
-    """Where the quantized model on HTP first differs from itself on the CPU."""
+    """Find where the quantized model on HTP first differs from itself on the CPU."""
     rest = replace(limits, seconds=limits.seconds - (time.monotonic() - order.began))
     target, places = target_of(order), places_of(files.source)
     quantized = target[0].quantized or target[0].name == "qdq"
@@ -136,14 +137,15 @@ def diverge(
 
 
 def script(order: OnnxOrder, files: ModelFiles, request: ScriptRequest) -> OperatorScript:
-    """One operator of the quantized model, alone."""
+    """Return a script for one operator of the quantized model, alone."""
     options = provider.provider_options(*target_of(order), None)
     graph = graph_of(files.model, files.samples())
     return proved_script(request, partial(graph.script, request, options))
 
 
 def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:
-    """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
+    """Return the operators whose outputs are farther from the float model's than their inputs, the worst
+    first."""
     sample, places = files.samples()[:1], places_of(files.source)
     floats, rounded = graph_of(files.source, sample, places), graph_of(files.model, sample)
     exact, outputs = floats.values(0), rounded.values(0)
@@ -158,5 +160,5 @@ def losses(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Losses:
 
 
 def beyond_half(source: Path, samples: Sequence[Sample]) -> tuple[BeyondHalf, ...]:
-    """The operators of a float model whose values leave fp16."""
+    """Return the operators of a float model whose values leave the range of fp16."""
     return beyond_of(graph_of(source, samples, places_of(source)), MASKS)

@@ -1,4 +1,4 @@
-"""What `test_onnx` does with programs, and what it says of them."""
+"""What `test_onnx` does with programs, and what it reports of them."""
 
 from __future__ import annotations
 
@@ -72,13 +72,12 @@ WORKER = "ci.lanes.onnx.worker"
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
 WORKER_MEMORY = 1400 << 20
 SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
-"""The assumed cost of a model and of a program that were never measured, for the order of work and the
-estimate.
-"""
+"""A model and a program that were never measured are assumed to take this long, for the order of work and the
+estimate."""
 
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
-    """Of the workers, and of what a model reads there."""
+    """Return the environment of the workers, including what a model reads there."""
     variables = closed(os.environ)
     # The provider brings its own QNN libraries, and no other SDK's may be found first.
     variables.pop("LD_LIBRARY_PATH", None)
@@ -86,7 +85,8 @@ def environment(own: OwnPackages | None = None) -> dict[str, str]:
 
 
 def home_of(logs: Path, *, exports: bool = False, own: OwnPackages | None = None) -> Home:
-    """With `exports`, import what exporting and quantizing need once, before the first fork."""
+    """Return what the processes start from. With `exports`, they import what exporting and quantizing need
+    once, before the first fork."""
     return Home(
         environment(own),
         logs,
@@ -105,9 +105,9 @@ def require_installed() -> None:
 class OnnxPlan(Plan):
     programs: tuple[OnnxProgram, ...]
     new_baseline: bool = False
-    """Whether a cached result that is worse than the baseline counts: it becomes the baseline."""
+    """Whether a cached result that is worse than the baseline counts, because it becomes the baseline."""
     model: OneModel | None = None
-    """That of a command line, whose programs these are."""
+    """The programs are of this model of a command line; None for those of a suite."""
 
 
 def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOptions) -> OnnxPlan:
@@ -124,8 +124,8 @@ def onnx_step(
     preparing: Callable[[OnnxProgram], Preparing],
     **more: Any,
 ) -> Step[OnnxProgram]:
-    """What the function `task` of the worker does with each program, asked with these options. Programs of
-    one model share its export; those of one run its quantized model."""
+    """Return a step in which the worker calls its function `task` with each program and these options.
+    Programs of one model share its export; those of one run share its quantized model."""
 
     def export(program: OnnxProgram) -> ChildTask:
         request, log = sent(request_of(program, preparing(program))), export_log(plan, program)
@@ -154,7 +154,7 @@ def _cost(plan: OnnxPlan, program: OnnxProgram) -> Job:
 
 
 def request_of(program: OnnxProgram, asks: DataclassInstance) -> ProgramRequest:
-    """For a task of the worker."""
+    """Return the program's request for a task of the worker."""
     order, user_folder = program.order, Parser.user_folder()
     return ProgramRequest(
         **{field.name: getattr(order, field.name) for field in fields(order)},
@@ -191,7 +191,7 @@ def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, r
 
 
 def suite_samples(program: OnnxProgram) -> Preparing:
-    """Each run takes as many of the samples as it says, from the first on."""
+    """Keep as many samples as the largest run needs; each run takes as many as it says, from the first on."""
     return Preparing(max(calibrating(program.case, run) for run in program.case.runs))
 
 
@@ -204,7 +204,7 @@ def passes_suite(program: OnnxProgram, result: Result, *, new_baseline: bool) ->
 
 
 def compiling_for_metric(plan: OnnxPlan) -> Step[OnnxProgram]:
-    """Keeps the outputs, which a metric is computed of each time."""
+    """Return a step that compiles and keeps the outputs, because a metric is computed of them each time."""
     return onnx_step(
         plan,
         "onnx-outputs",
@@ -220,7 +220,7 @@ def compiling_for_metric(plan: OnnxPlan) -> Step[OnnxProgram]:
 def with_metrics(
     plan: OnnxPlan, programs: Sequence[OnnxProgram], results: Mapping[str, Result]
 ) -> dict[str, Result]:
-    """The results with the figures of each one's metric."""
+    """Return the results with the figures of each one's metric."""
     outputs = {
         name: result.folder
         for name, result in results.items()
@@ -264,7 +264,8 @@ def chosen_programs(choice: Choice, selection: Selection) -> list[OnnxProgram]:
 
 
 def jobs_of(programs: Sequence[OnnxProgram]) -> dict[str, Job]:
-    """By program the job of its model, for shards, because a model is exported once."""
+    """Return each program's job, which is its model's, to divide work into shards: a model is exported
+    once."""
     seconds: dict[str, float] = {}
     for program in programs:
         total = seconds.get(program.case_name, SECONDS_PREPARE)
@@ -274,7 +275,7 @@ def jobs_of(programs: Sequence[OnnxProgram]) -> dict[str, Job]:
 
 
 def model_of(program: OnnxProgram) -> str:
-    """Cases of equal names in two suites are two models."""
+    """Name the program's model; cases of equal names in two suites are two models."""
     return f"{program.suite}:{program.case_name}"
 
 
@@ -296,7 +297,7 @@ def compiled_results(plan: OnnxPlan, results: Results) -> Mapping[str, Result]:
 
 
 def measured_of(plan: OnnxPlan, results: Results) -> MeasuredValues:
-    """Costs and accuracy; of a recorded case that fails, how it does."""
+    """Return costs and accuracy, and how a recorded case failed."""
     figures, recorded = dict[str, Mapping[str, float]](), dict[str, Mapping[str, object]]()
     for program in plan.programs:
         name, result = program.name, results[COMPILED][program.name]

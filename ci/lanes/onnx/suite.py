@@ -1,4 +1,5 @@
-"""The suite: which models are compiled through ONNX Runtime, in which precision, and for which chips."""
+"""The suite of this lane says which models are compiled through ONNX Runtime, in which precision, and for
+which chips."""
 
 from __future__ import annotations
 
@@ -45,12 +46,12 @@ SHIPPED = MANIFESTS / "suites" / "models.toml"
 
 Count = Annotated[int, Field(ge=1)]
 NAMES = dict.fromkeys([*(precision.suite_name for precision in PRECISIONS.values()), *PRECISIONS])
-"""Of precisions, those first that are written."""
+"""These names of precisions are allowed; a suite writes the first ones."""
 
 
 class OnnxRun(MixedRun):
     precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)})]
-    """By ONNX Runtime's name, whichever the suite writes."""
+    """The suite may write either name of a precision; the run has ONNX Runtime's."""
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] | None = None
     """How many samples the ranges are taken from at most; [32 drawn ones, 200 of `samples`]."""
@@ -95,7 +96,7 @@ class OnnxRun(MixedRun):
         return self
 
     def settings(self, soc: str) -> Settings:
-        """The options, of a context that lies beside its .onnx."""
+        """Return the options of a context that lies beside its .onnx."""
         options = self.options.items()
         values = {name: value if isinstance(value, bool | int) else str(value) for name, value in options}
         return settings_of(values, soc=soc_named(soc), embed=False, where="options")
@@ -118,7 +119,7 @@ class OnnxCase(SuiteCase):
     """Inputs to calibrate by and to compare: a folder of .npy or .npz relative to the suite; of an .onnx also
     `module:function`."""
     inputs: tuple[Input, ...] = ()
-    """Of a factory that returns the model alone."""
+    """Gives the inputs of a factory that returns only the model."""
     inferences: Annotated[int, Field(ge=1)] | None = None
     """How many are compared at most; [16 of `samples`; 8 drawn ones where an inference takes less than a
     second, else 2]."""
@@ -144,8 +145,9 @@ def calibrating(case: OnnxCase, run: OnnxRun) -> int:
 
 
 def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:
-    """`verb` with an .onnx as its case has it. Empty where no command line can say the same: for a factory,
-    of which only a suite makes an .onnx; a file in a wheel; precisions of nodes without a file."""
+    """Return the command that runs `verb` with an .onnx as its case has it. Empty if no command line can say
+    the same: for a factory, whose .onnx only a suite makes; a file in a wheel; precisions of nodes without a
+    file."""
     if not case.model or case.model.startswith(PREFIX):
         return ""
     if run.nodes and not run.precision_file and verb in declared_options(OnnxOptions)["precision_file"].verbs:
@@ -164,13 +166,13 @@ def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_pa
 
 
 def samples_of(case: OnnxCase, search_path: Path) -> str:
-    """As --calibrate takes them; empty if it has none."""
+    """Return the case's samples as --calibrate takes them; empty if it has none."""
     folder = search_path / case.samples
     return str(folder) if case.samples and folder.is_dir() else case.samples
 
 
 def assignments_of(dimensions: Mapping[str, int | tuple[int, ...]]) -> Iterator[str]:
-    """As --dimension takes them."""
+    """Return the sizes as --dimension takes them."""
     for name, size in dimensions.items():
         yield f"{name}={','.join(map(str, (size,) if isinstance(size, int) else size))}"
 
@@ -183,22 +185,22 @@ class OnnxProgram(Program):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest(ProgramOrder):
-    """What a task is asked of a program."""
+    """Says what a task is asked of a program."""
 
     asks: DataclassInstance
-    """Beside the program."""
+    """The task is asked this beside the program."""
     chip: Fields
-    """Its row of the table of chips."""
+    """This is the chip's row in the table of chips."""
     calibrating: int
-    """How many samples the ranges are taken from at most."""
+    """The ranges are taken from at most this many samples."""
     option_files: tuple[File, ...]
-    """Those that the run's options name."""
+    """The run's options name these files."""
     user_folder: str = field(metadata=irrelevant("where relative paths in options begin"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxRequest(ProgramOrder):
-    """What a task gets of its program and its folders."""
+    """Says what a task gets: its program and its folders."""
 
     user_folder: Path
     log: Path
@@ -209,7 +211,7 @@ class OnnxRequest(ProgramOrder):
 
 @dataclass(frozen=True)
 class OnnxOrder:
-    """A program as its processes work on it."""
+    """Holds a program as its processes work on it."""
 
     case: OnnxCase
     run: OnnxRun
@@ -217,14 +219,14 @@ class OnnxOrder:
     began: float
     search_path: Path
     working_folder: Path
-    """Where relative paths in the user's code begin."""
+    """Relative paths in the user's code begin here."""
     user_folder: Path
-    """Where relative paths in options begin."""
+    """Relative paths in options begin here."""
     log: Path
     into: Path
     scratch: Path
     exports: Path
-    """For files that all programs of the model use."""
+    """Files that all programs of the model use are written here."""
 
     @classmethod
     def of(cls, request: OnnxRequest) -> OnnxOrder:
@@ -248,11 +250,11 @@ class OnnxOrder:
 
     @property
     def writes(self) -> dict[str, str]:
-        """Where its work writes to, as ci/work/child.py reads it."""
+        """Return where the work writes to, as ci/work/child.py reads it."""
         return {"log": str(self.log), "into": str(self.into), "scratch": str(self.scratch)}
 
     def command(self, verb: str, soc: str = "") -> str:
-        """For the model alone; empty where only a suite makes it."""
+        """Return the command that does this for the model alone; empty if only a suite makes the model."""
         return command_for_one(verb, self.case, self.run, soc or self.soc, self.search_path)
 
 

@@ -1,6 +1,5 @@
-"""The processes in which ONNX Runtime works: what they import, and the tasks that are done there.
-
-Each part of a task is done in a fork, so that a crash can be looked at."""
+"""The processes in which ONNX Runtime works: what they import, and the tasks that are done there. Each part
+of a task is done in a fork, so that a crash can be looked at."""
 
 from __future__ import annotations
 
@@ -82,16 +81,16 @@ EXPORTING = (
     "ci.models.factory",
 )
 KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
-"""The names of findings for errors without a problem of their own."""
+"""Findings for errors without a problem of their own have these names."""
 
 T = TypeVar("T")
 A = ParamSpec("A")
 models: list[tuple[PreparedModel, Path]] = []
-"""The model of this process, whose forks compile it, and the folder of its samples."""
+"""This process has this model, which its forks compile, and this folder of its samples."""
 
 
 def prepare() -> None:
-    """The imports of this module are all."""
+    """Do nothing: this module's imports are all that is needed."""
 
 
 def prepare_exporting() -> None:
@@ -133,18 +132,19 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
 
 
 def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **keywords: Any) -> dict[str, object]:
-    """What a part of a task gives. The user's code, which prepares a model, is at home in its suite."""
+    """Do a part of a task. The working folder is the suite's for preparing, which runs the user's code, and
+    otherwise the user's."""
     os.chdir(order.working_folder if work is parts.prepare else order.user_folder)
     return as_json(work(order, *arguments, **keywords))
 
 
 class PartDied(Exception):
-    """A part of a task ended before it was done."""
+    """Reports that a part of a task ended before it was done."""
 
     def __init__(self, reply: dict[str, object]) -> None:
         super().__init__(str(reply))
         self.reply = reply
-        """Also the task's: it has died so."""
+        """The task replies this too, because it died with its part."""
 
 
 def in_part(
@@ -153,7 +153,8 @@ def in_part(
     *arguments: A.args,
     **keywords: A.kwargs,
 ) -> T:
-    """What the work gives, done in a fork and read as its annotation says. Raises Refused and PartDied."""
+    """Do the work in a fork, and return what it gives, read as its annotation says. Raises Refused and
+    PartDied."""
     request = {"do": work.__name__, **order.writes}
     part = reporting(lambda _: answer(order, work, *arguments, **keywords), error_of)
     reply = in_fork(part, request)
@@ -165,8 +166,8 @@ def in_part(
 
 
 def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> child.Answer:
-    """Work of which more is asked in a record of this kind. A part that was refused is why the whole is; a
-    part that died ends the process as it did."""
+    """Return an answer that does the work; `kind` is the record of its options. If a part was refused, so is
+    the whole; if a part died, the process ends as it did."""
 
     def reply(request: Mapping[str, object]) -> dict[str, object]:
         try:
@@ -200,7 +201,7 @@ def _export(order: OnnxOrder, preparing: Preparing) -> ExportedModel:
 
 
 def _files(order: OnnxOrder) -> ModelFiles:
-    """Of the model that this process holds, before it is quantized; programs of one run share that."""
+    """Return the files of this process's model before it is quantized; programs of one run share them."""
     prepared, folder = models[0]
     run = digest_of(order.run.model_dump(mode="json", exclude=set(order.run.judged_later)))
     source = Path(prepared.model)
@@ -208,7 +209,7 @@ def _files(order: OnnxOrder) -> ModelFiles:
 
 
 def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel]:
-    """Done by the first process that comes to it; the others wait for what it gives."""
+    """Return the quantized model. The first process that needs it makes it; the others wait."""
     files = _files(order)
     record = files.quantized.with_suffix(".json")
     files.quantized.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +230,8 @@ def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedMo
 
 
 def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
-    """A chip's context, run and compared; what is to be told of its model and samples."""
+    """Compile, run and compare a chip's context; the reply includes what a report tells of the model and
+    samples."""
     files, model = quantized(order)
     context = in_part(order, parts.compile_context, files, options)
     return ProgramFacts(prepared=models[0][0], quantized=model, context=context)
@@ -238,7 +240,7 @@ def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
 def _answering(
     work: Callable[[OnnxOrder, ModelFiles, T], Any], kind: type[T], name: str = ""
 ) -> child.Answer:
-    """A task that is one part, for the model as its run has it."""
+    """Return a task with only one part, which gets the model as its run has it."""
 
     def answered(order: OnnxOrder, options: T) -> CommandAnswer:
         files, model = quantized(order, name)
@@ -271,7 +273,7 @@ def _rewritten(order: OnnxOrder, choice: WantedRewrites) -> CommandAnswer:
 
 
 def _run_model(request: Mapping[str, object]) -> dict[str, object]:
-    """A compiled .onnx on the emulator, another one on the CPU."""
+    """Run a compiled .onnx on the emulator, another one on the CPU."""
     order = read(OnnxRunRequest, request)
     os.chdir(order.user_folder)
     path = Path(order.model)
@@ -295,7 +297,7 @@ def _exported_file(request: Mapping[str, object]) -> dict[str, object]:
 
 
 def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
-    """The metric of a task."""
+    """Compute the metric of a task."""
     request = read(MetricRequest, order)
     os.chdir(request.working_folder)
     folder = request.outputs
