@@ -65,7 +65,7 @@ def run_in_laboratory(session: nox.Session, verb: str) -> None:
 
 
 def add_session(name: str, verb: Verb, run_one: Callable[[nox.Session, str], None]) -> None:
-    """A session of the verb's name, for `nox -l` with the verb's summary."""
+    """Add a session of the verb's name, for `nox -l` with the verb's summary."""
 
     def of_verb(session: nox.Session) -> None:
         run_one(session, name)
@@ -114,7 +114,7 @@ def run(session: nox.Session, environment: str, *command: str) -> None:
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> NoReturn:
-    """Without this, nox ends at once and leaves its children running."""
+    """Pass a signal on to the children: nox ends at once and would leave them running."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     for child in (children.read_text(encoding="utf-8") if children.is_file() else "").split():
         os.kill(int(child), number)
@@ -122,7 +122,7 @@ def _pass_on(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def user_folder(session: nox.Session) -> Path:
-    """Where the user typed the command: nox itself went to this file's folder."""
+    """Return the folder where the user typed the command: nox itself went to this file's folder."""
     invoked_from = Path(session.invoked_from)
     return Path(os.environ.get(STARTED_IN) or invoked_from) if invoked_from == Path.cwd() else invoked_from
 
@@ -136,8 +136,8 @@ def _variables(session: nox.Session) -> dict[str, str | None]:
 
 
 def interpreter(session: nox.Session, environment: str) -> str:
-    """The Python of a locked environment, made or rebuilt first if it is not exactly its lock; nox's own if
-    the command needs no package."""
+    """Return the Python of a locked environment, made or rebuilt first if it is not exactly its lock; nox's
+    own if the command needs no package."""
     if not environment:
         return sys.executable
     try:

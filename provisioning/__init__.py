@@ -1,1 +1,1 @@
-"""From a manifest to verified trees and an environment. Knows nothing of ci/."""
+"""Turn a manifest into verified trees and an environment. Knows nothing of ci/."""

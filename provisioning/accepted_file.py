@@ -30,11 +30,12 @@ class Accepted:
     subjects: Mapping[str, Values] = field(default_factory=dict)
 
     def of(self, subject: str) -> Values:
-        """Empty if nothing of it was accepted."""
+        """Return the accepted values of a subject; empty if there are none."""
         return self.subjects.get(subject, {})
 
     def updated(self, changes: Mapping[str, Values]) -> Accepted:
-        """With these values of these subjects; what is None goes. All else stays."""
+        """Return a copy with these values of these subjects. A value of None is removed, and all else
+        stays."""
         subjects = dict(self.subjects)
         for subject, values in changes.items():
             union = {**subjects.pop(subject, {}), **values}
@@ -43,12 +44,12 @@ class Accepted:
         return replace(self, subjects=subjects)
 
     def only(self, is_kept: Callable[[str], bool]) -> Accepted:
-        """Without the subjects for which `is_kept` is false."""
+        """Return a copy that has only the subjects for which `is_kept` is true."""
         subjects = {subject: values for subject, values in self.subjects.items() if is_kept(subject)}
         return replace(self, subjects=subjects)
 
     def as_text(self) -> str:
-        """One line a value, sorted: a diff says what changed from which value to which."""
+        """Write one line for each value, sorted: a diff says what changed from which value to which."""
         rows = ",\n".join(
             f"    {json.dumps(f'{subject} {name}', ensure_ascii=False)}: {_json(values[name])}"
             for subject, values in sorted(self.subjects.items())
@@ -66,7 +67,8 @@ SHIPPED = "put the file back as qnn-ci has it: install it again, or `git checkou
 
 
 def load_accepted(path: Path, again: str = "remove it, then --accept") -> Accepted:
-    """Empty if there is no such file. `again` is the fix for a file that cannot be read."""
+    """Load a file; the result is empty if there is no such file. `again` is the fix for a file that cannot be
+    read."""
     if not path.is_file():
         return Accepted(path)
 
@@ -99,7 +101,7 @@ def load_accepted(path: Path, again: str = "remove it, then --accept") -> Accept
 
 
 def accept(path: Path, change: Callable[[Accepted], Accepted]) -> Accepted:
-    """Change what is on disk now: what another run accepted meanwhile stays."""
+    """Change what is on disk now: values that another run accepted meanwhile stay."""
     with lock(path.parent):
         results = change(load_accepted(path))
         replace_text(path, results.as_text())

@@ -112,7 +112,7 @@ def bad(archive: Path, member: str, expected: str, found: object) -> ArchiveErro
 
 
 def _destination(archive: Path, member: ZipInfo, place: Callable[[str], str | None]) -> str | None:
-    """None for a member that is left out. It is checked all the same."""
+    """Return where a member goes; None if it is left out. Even then it is checked."""
     # zipfile ends a name at a NUL.
     for name in (member.orig_filename, member.filename):
         if reason := unsafe(name.removesuffix("/")):
@@ -144,7 +144,7 @@ def _is_link(member: ZipInfo) -> bool:
 
 
 def _folders_of(places: Sequence[tuple[ZipInfo, str]]) -> list[str]:
-    """Each after its parent."""
+    """List the folders to create, each after its parent."""
     folders: set[str] = set()
     for member, to in places:
         path = to.removesuffix("/") if member.is_dir() else to.rpartition("/")[0]

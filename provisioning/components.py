@@ -26,7 +26,7 @@ QNN_SDK: ComponentName = "qnn-sdk"
 ANDROID_NDK: ComponentName = "android-ndk"
 NDK_PREBUILT = Path("toolchains/llvm/prebuilt/linux-x86_64")
 NDK_RUNTIME = Path("sysroot/usr/lib/aarch64-linux-android/libc++_shared.so")
-"""Below it."""
+"""The runtime library's path below NDK_PREBUILT."""
 NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
 HEXAGON_SDK: ComponentName = "hexagon-sdk"
 EXECUTORCH_SOURCE: ComponentName = "executorch-source"
@@ -165,7 +165,7 @@ def version_line(program: Path) -> tuple[str, str]:
 
 
 def ndk_name(revision: str) -> str:
-    """By its letter too: 26.0 is r26, 26.1 r26b, 26.2 r26c."""
+    """Name the NDK by its letter too: 26.0 is r26, 26.1 r26b, 26.2 r26c."""
     match = re.fullmatch(r"(\d+)\.(\d)\.\d+", revision)
     if match is None:
         return revision
@@ -178,7 +178,8 @@ _PIECES = (
     re.compile(rb"\0(2\d[01]\d[0-3]\d[0-2]\d[0-5]\d[0-5]\d(?:_\d+)?)(?=\0)"),
     re.compile(rb"AISW_VERSION: (\d+\.\d+\.\d+)(?![\d.])"),
 )
-"""Each by itself, since a pattern that begins in one way alone is found six times as fast."""
+"""These patterns are searched one by one, since a pattern that begins in one way alone is found six times as
+fast."""
 
 
 def version_in(build_id: str) -> str:
@@ -192,10 +193,10 @@ def build_ids(path: Path) -> tuple[str, ...]:
 
 
 def build_pieces(path: Path) -> tuple[str, ...]:
-    """What a library without an id tells of its build: the end, `260810104044`, or a version, `2.49.40`.
+    """Return what a library without an id tells of its build: the end, `260810104044`, or a version,
+    `2.49.40`.
 
-    libQnnSystem.so has the first, libGenie.so and libQnnHtpNetRunExtensions.so the second.
-    """
+    libQnnSystem.so has the first, libGenie.so and libQnnHtpNetRunExtensions.so the second."""
     return _distinct(path, *_PIECES)
 
 
@@ -218,7 +219,7 @@ def _distinct(path: Path, *patterns: re.Pattern[bytes]) -> tuple[str, ...]:
 class Adopted:
     path: Path
     version: str
-    """Of its own metadata, or its name; empty if none has it."""
+    """The version that its own metadata or its folder's name states; empty if neither does."""
 
 
 def adopt(component: str, value: str, variable: str) -> Adopted:

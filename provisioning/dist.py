@@ -19,7 +19,7 @@ from provisioning.base.settings import DEFAULT_TARGET, dist_path
 RUNNER = Path("bin/qnn_executor_runner")
 LIBRARIES = Path("lib")
 MANIFEST = "manifest.json"
-"""Only a build from ExecuTorch's source has one."""
+"""The manifest's name. Only a build from ExecuTorch's source has one."""
 OURS = Path("wheel")
 """The folder of `build_runner`, with a bin/ and lib/ of its own: ExecuTorch's runner has the same name."""
 BUNDLES = dist_path() / "bundles"
@@ -57,12 +57,12 @@ class TreeState:
     """What decides what is built from a source tree."""
 
     commit: str = ""
-    """Empty if it is no git repository."""
+    """The commit that is checked out; empty if it is no git repository."""
     changed: bool = False
     """Whether any file of the repository differs from the commit."""
     files: dict[str, str] = field(default_factory=dict)
-    """Of changed and of new files that builds read, the SHA-256; empty for a file that is gone. A submodule
-    of another commit has that commit."""
+    """The SHA-256 of each changed or new file that builds read; empty for a file that is gone. A submodule at
+    another commit has that commit."""
 
     def __str__(self) -> str:
         files = f" with {plural(len(self.files), 'changed file')}" if self.files else ""
@@ -80,7 +80,8 @@ class BuiltFrom:
 
 
 def state_of(tree: Path) -> TreeState:
-    """Of a tree of the store nothing changes, and a tree without git is known by sizes and times."""
+    """Describe a tree's state. A tree of the store never changes, and a tree without git is known by sizes
+    and times."""
     if not (tree / REPOSITORY).exists():
         return TreeState(files={} if _is_of_store(tree) else _stamps(tree))
     entries = list(_entries(git_output(tree, "status", "--porcelain=v2", "-z", "--untracked-files=all")))
@@ -104,7 +105,8 @@ def describe(folder: Path, build: BuiltFrom) -> None:
 
 
 def description_of(folder: Path) -> BuiltFrom | None:
-    """None where there is no overlay, or its description is damaged or of another release."""
+    """Read an overlay's description. Returns None if there is no overlay, or its description is damaged or of
+    another release."""
     try:
         data = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         if data["schema"] != _SCHEMA:
@@ -116,7 +118,7 @@ def description_of(folder: Path) -> BuiltFrom | None:
 
 
 def staleness(build: BuiltFrom) -> str:
-    """What the tree has that was not built; empty if that is nothing."""
+    """Say what the tree has that was not built; empty if that is nothing."""
     now = state_of(build.tree)
     if (now.commit, now.files) == (build.state.commit, build.state.files):
         return ""
@@ -127,7 +129,7 @@ def staleness(build: BuiltFrom) -> str:
 
 
 def git_output(root: Path, *arguments: str) -> str:
-    """git's output for the repository whose top is exactly `root`; empty otherwise."""
+    """Return git's output for the repository whose top is exactly `root`; empty otherwise."""
     if not (root / REPOSITORY).exists():
         return ""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -143,7 +145,7 @@ def git_output(root: Path, *arguments: str) -> str:
 
 
 def _entries(status: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, what changed of a submodule, path) of `git status --porcelain=v2 -z`."""
+    """Yield (kind, what changed of a submodule, path) of `git status --porcelain=v2 -z`."""
     fields = iter(status.split("\0"))
     for line in fields:
         kind, _, rest = line.partition(" ")

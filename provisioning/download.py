@@ -45,7 +45,7 @@ BLOCK = 1 << 20
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 
 BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT")
-"""Where a custom CA bundle may be named; the first that is set counts."""
+"""Variables that may name a custom CA bundle; the first that is set counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Patience:
     stall_timeout: float = 60.0
     """Longest time in which nothing arrives, or less than `least_speed`."""
     least_speed: int = 1000
-    """In bytes a second."""
+    """The speed, in bytes a second, below which a transfer counts as stalled."""
     sleep: Callable[[float], None] = time.sleep
 
     def retry(self) -> Retry:
@@ -458,7 +458,8 @@ def _stay_encrypted(response: requests.Response, **_: object) -> None:
 
 
 def _without_queries(record: logging.LogRecord) -> bool:
-    """Signed addresses carry their secret in the query, and urllib3 logs whole paths at DEBUG."""
+    """Remove the queries of addresses from a log record: signed addresses carry their secret there, and
+    urllib3 logs whole paths at DEBUG."""
     if isinstance(record.args, tuple):
         record.args = tuple(a.partition("?")[0] if isinstance(a, str) else a for a in record.args)
     return True

@@ -89,7 +89,7 @@ class Elf:
     execstack: bool = False
     """Whether loading it makes the stack executable: it requests that, or has no PT_GNU_STACK."""
     states_stack: bool = True
-    """False without PT_GNU_STACK, which loaders of x86-64 and AArch64 take for an executable stack."""
+    """Whether it has PT_GNU_STACK; loaders of x86-64 and AArch64 make the stack executable if it has none."""
     beyond_end: str = ""
     """Section headers outside the file: `they end at byte 4489792 of 1048576`. Loaders do not read them."""
     android_api: int | None = None
@@ -165,7 +165,7 @@ def _facts(stream: BinaryIO) -> Elf:
         return tuple(getattr(tag, name) for tag in tags if hasattr(tag, name))
 
     def table(kind_of: Any, tag: str, *names: StringTableSection) -> Any:
-        """As the section that pyelftools takes it for."""
+        """Open a table as the kind of section that pyelftools takes it for."""
         _, offset = dynamic.get_table_offset(tag) if dynamic else (None, None)
         if offset is None:
             raise ValueError(f"{tag} is in no loaded segment")

@@ -51,7 +51,7 @@ DEVICE_DIRECTORIES = {
     "aarch64-android": "/data/local/tmp/qnn-ci",
     "aarch64-linux": "/opt/qnn-ci",
 }
-"""Where our files live on the device unless QNN_CI_DEVICE_DIR says otherwise."""
+"""The folders of our files on the device unless QNN_CI_DEVICE_DIR says otherwise."""
 
 DEVICE_DSP_DIRECTORIES = {
     "aarch64-android": ("/vendor/dsp/cdsp", "/vendor/lib/rfsa/adsp", "/system/lib/rfsa/adsp", "/dsp"),
@@ -69,13 +69,14 @@ _LOADER_SPECIAL = re.compile(r"[:;]|\$\{?(?:ORIGIN|LIB|PLATFORM)\b")
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where one component is. `variable` is the one that names it, as the user spelt it for a `directory`."""
+    """The place of one component. `variable` is the one that names it, as the user spelt it for a
+    `directory`."""
 
     path: Path
     origin: Literal["store", "directory"]
     variable: str
     version: str = ""
-    """Known for a tree of the store; a directory of the user's may hold anything."""
+    """The version of a tree of the store; empty for a directory of the user's, which may hold anything."""
     change: str = ""
     """What became of a directory of the user's since its first use."""
 
@@ -114,7 +115,7 @@ class Environment:
         return {**environ, **self.variables}
 
     def for_shell(self, environ: Mapping[str, str], dist: Path) -> Environment:
-        """For the user's own shell, where it names the runner that was built for the target, and says which
+        """Adapt it to the user's own shell: it names the runner that was built for the target, and says which
         executorch Python finds if that is not the profile's wheel."""
         executorch, notes, variables = self.executorch, [*self.notes], {**self.variables}
         if executorch.refused:
@@ -285,7 +286,7 @@ def require_somewhere(
 
 
 _BUILD_READS = {QNN_SDK: "include/QNN/QnnInterface.h"}
-"""Below a component's tree: what some trees of it lack. QNN's wheels have no headers."""
+"""A file that builds read and that some trees of the component lack: QNN's wheels have no headers."""
 
 
 def _series(names: Sequence[str]) -> str:
@@ -293,7 +294,8 @@ def _series(names: Sequence[str]) -> str:
 
 
 def why_no_phone(selection: Selection, environ: Mapping[str, str]) -> str:
-    """Why this QNN has no libraries for Android; empty if it has, or if the user names none that exists."""
+    """Say why this QNN has no libraries for Android; empty if it has, or if the user names none that
+    exists."""
     from provisioning.manifest import load_profile
 
     if own := users_own(QNN_SDK, selection.store, environ, []):
@@ -532,7 +534,7 @@ def _library_path(sdk: Path, entries: str, notes: list[Note]) -> str:
 
 
 def _why_left_out(entry: str, ours: str) -> str:
-    """Why an entry of LD_LIBRARY_PATH cannot stay; empty if it can."""
+    """Say why an entry of LD_LIBRARY_PATH cannot stay; empty if it can."""
     if _DEVICE_LIBRARY_DIRECTORY.search(entry):
         return f"{entry} holds a device's libraries"
     # Some copy an SDK's libraries to a folder like /opt/qnn. Behind ours, it gives what ours lacks.

@@ -48,16 +48,17 @@ class Executorch:
 
     @property
     def again(self) -> Fix:
-        """The command that builds its tree."""
+        """Return the command that builds its tree."""
         assert self.build is not None
         return building(self.build.profile, *([] if self.overlay else ["--wheel"]))
 
     def runner(self, dist: Path) -> Path:
-        """Where the runner for this machine is that belongs to it; `dist` is that of the target."""
+        """Return the path of the runner for this machine that belongs to it; `dist` is the folder of the
+        target."""
         return self.overlay.parent / RUNNER if self.overlay else dist / OURS / RUNNER
 
     def python_path(self, environ: Mapping[str, str]) -> str:
-        """The user's PYTHONPATH with this overlay first, and without others."""
+        """Return the user's PYTHONPATH with this overlay first, and without others."""
         entries = environ.get(PYTHON_PATH, "").split(os.pathsep)
         rest = [entry for entry in entries if not entry or description_of(Path(entry)) is None]
         if self.overlay is None:
@@ -65,7 +66,7 @@ class Executorch:
         return os.pathsep.join([str(self.overlay), *filter(None, rest)])
 
     def in_words(self, version: str) -> str:
-        """`version` is the one that its Python finds."""
+        """Describe it in words. `version` is the one that its Python finds."""
         if self.build is None:
             return f"{version} (wheel)"
         return f"{version} ({'build' if self.overlay else 'wheel'} of {self.build})"
@@ -75,7 +76,7 @@ PROFILES_WHEEL = Executorch()
 
 
 def building(profile: str, *flags: str) -> Fix:
-    """The command that builds the tree that a variable names."""
+    """Return the command that builds the tree that a variable names."""
     return session("build_x86", *([] if profile == DEFAULT_PROFILE else ["--profile", profile]), *flags)
 
 
@@ -138,13 +139,13 @@ def _entries(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _overlays(folders: Iterable[Path]) -> list[Executorch]:
-    """Those of the folders that build_x86 has made."""
+    """Select the folders that build_x86 has made."""
     described = [(folder, description_of(folder)) for folder in folders]
     return [Executorch(build, folder) for folder, build in described if build]
 
 
 def _profile_with_headers(selection: Selection, environ: Mapping[str, str]) -> str:
-    """The default profile has none, but the user's own SDK may."""
+    """Name a profile with headers. The default profile has none, but the user's own SDK may."""
     is_without = selection.profile == DEFAULT_PROFILE and not environ.get(COMPONENT_VARIABLES[QNN_SDK])
     return OFFICIAL_PROFILE if is_without else selection.profile
 

@@ -1,5 +1,5 @@
-"""Known faults of what a profile pins (manifests/known_faults.toml), and what repairs a finding: in words and
-by the name of a rewrite of the graph (manifests/fixes.toml)."""
+"""Known faults of what a profile pins (manifests/known_faults.toml), and the repairs of findings: in words
+and by the name of a rewrite of the graph (manifests/fixes.toml)."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ NO_FIX = "no fix is known"
 
 class KnownFix(Model):
     rule: str
-    """Of a known fault, its id."""
+    """The id of the known fault that it repairs; a name of its own if it repairs none."""
     words: str
     operators: tuple[str, ...] = ()
-    """Those that it is for where they stay on the CPU, as both lanes name them."""
+    """The operators that it repairs if they stay on the CPU, as both lanes name them."""
     where: Literal["cpu", "builder"] = "cpu"
     """Whether they stay on the CPU, or end the backend's builder."""
     lane: Literal["executorch", "onnx", "any"] = "any"
-    """Of a fix that is of no known fault."""
+    """The lane of a fix that belongs to no known fault."""
     code: str = ""
     """What the model's source line must match."""
     reason: str = ""
     """What the backend says of it must match."""
     find: str = ""
-    """What of the source line to replace, and by what; both mean the same."""
+    """The part of the source line to replace; `write` is what replaces it, and both mean the same."""
     write: str = ""
     rewrite: str = ""
-    """The name of what rewrites a graph so."""
+    """The name of the function that rewrites a graph so."""
     none: str = ""
-    """Why nothing does."""
+    """The reason why no rewrite repairs it."""
     commands: tuple[tuple[str, ...], ...] = ()
-    """What `{}` of `none` stands for."""
+    """The commands that `{}` of `none` stands for."""
     precisions: tuple[str, ...] = ()
-    """Those that need it, with `*`; without, all."""
+    """Patterns of the precisions that need it; empty if all do."""
     values: tuple[float, ...] = ()
-    """At which the fault is seen: the proof tries them."""
+    """The values at which the fault is seen, which the proof tries."""
     bound: float = 1e-5
     """The largest difference that the proof allows, as a share of the largest value."""
 
@@ -58,7 +58,7 @@ class Suggestion:
 
     words: str = ""
     edit: Edit | None = None
-    """Of the model's line."""
+    """The change of the model's line."""
 
     def __bool__(self) -> bool:
         return bool(self.words)
@@ -79,7 +79,7 @@ def load_fixes() -> tuple[KnownFix, ...]:
 
 @cache
 def words_of(rule: str) -> str:
-    """What repairs a known fault."""
+    """Return the words that say what repairs a known fault."""
     return next(fix.words for fix in load_fixes() if fix.rule == rule)
 
 
@@ -91,8 +91,8 @@ def fix_for(
     *,
     reason: str = "",
 ) -> Suggestion:
-    """What to write instead of an operator that the backend refuses for this reason; with `source`, FILE:LINE
-    of the code, also the line as it should be."""
+    """Suggest what to write instead of an operator that the backend refuses for this reason; with `source`,
+    FILE:LINE of the code, also the line as it should be."""
     for fix in load_fixes():
         if operator not in fix.operators or fix.where != where:
             continue
@@ -102,7 +102,7 @@ def fix_for(
 
 
 def fix_at(rule: str, code: str, source: str) -> Suggestion:
-    """What to write at a line of the model."""
+    """Suggest what to write at a line of the model."""
     return next((_at(fix, code, source) for fix in load_fixes() if fix.rule == rule), Suggestion())
 
 
@@ -129,28 +129,29 @@ Lane = Literal["executorch", "onnx", "any"]
 class Fault(Model):
     id: str
     operators: tuple[str, ...] = ()
-    """Those of the operator table that it concerns, by their rows' names."""
+    """The operators that have the fault, by the names of their rows in the operator table."""
     schemes: tuple[str, ...] = ()
-    """Without them, it is met in all."""
+    """The schemes that have the fault; empty if all have it."""
     arches: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
-    """Of the operand of a cast, without which it is not met."""
+    """The kinds of a cast's operand that have the fault; empty if all have it."""
     overloads: tuple[str, ...] = ()
-    """Of the operator, with which alone it is met."""
+    """The overloads of the operator that have the fault; empty if all have it."""
     least: float | None = None
-    """A value of the program's inputs at or below which alone it is met."""
+    """The value that an input of the program must have, or be below, to show the fault."""
     when: str = ""
-    """The name of what says of a node whether it can be met there, in `ci/operators/faults.py`."""
+    """The name of the function in `ci/operators/faults.py` that says whether a node can show the fault."""
     dies: bool = False
     """Whether it gives no program, or leaves the operator on the CPU: it explains no wrong number."""
     met: bool = True
-    """False of what the lanes refuse beforehand, or what their settings avoid."""
+    """Whether a program can have it: it cannot if the lanes refuse it beforehand, or their settings avoid
+    it."""
     title: str
     product: Product
     versions: Annotated[str, StringConstraints(pattern=rf"^{BOUND}(,{BOUND})*$")]
     """Versions of the product: `>=2.48,<2.51`."""
     where: Literal["emulator", "device"]
-    """Where it was seen."""
+    """The place where it was seen."""
     lane: Lane
     effect: str
     """What happens, and where."""
@@ -159,7 +160,7 @@ class Fault(Model):
     quantity: str = ""
     """What the figure is of, if the figure does not say it."""
     figure: str = ""
-    """What its script printed last."""
+    """The figure that its script printed last."""
     show: str | tuple[str, ...] = ""
     """The one command that shows it; ours is a list of arguments. Without one, its script does."""
     source: str
@@ -185,7 +186,7 @@ class Fault(Model):
 
     @property
     def script(self) -> str:
-        """Below the repository; empty if there is none."""
+        """The script's path in the repository; empty if there is none."""
         path = SCRIPTS / f"{self.id}.py"
         return f"manifests/faults/{path.name}" if path.is_file() else ""
 
@@ -204,7 +205,7 @@ class SuspectedFault:
     command: str
     """What to write instead."""
     fault: str
-    """Its id."""
+    """The fault's id."""
 
     @classmethod
     def of(cls, fault: Fault, line: str = "") -> SuspectedFault:
@@ -220,7 +221,7 @@ class Faults(Model):
 
 @cache
 def load_faults() -> tuple[Fault, ...]:
-    """With the figures that their scripts printed."""
+    """Load the faults, with the figures that their scripts printed."""
     figures = load_accepted(FIGURES, SHIPPED)
     return tuple(
         fault.model_copy(update={"figure": str(figures.of(fault.id).get("figure", ""))})

@@ -29,7 +29,7 @@ class Placement(Model):
     to: str = ""
     """Template of the destination, with the groups of `match`; empty keeps the path."""
     targets: tuple[Target, ...] = ()
-    """Taken only when one of these targets is selected; empty: always."""
+    """The rule applies only if one of these targets is selected; if empty, always."""
 
     @model_validator(mode="after")
     def _template_fits(self) -> Placement:
@@ -104,7 +104,7 @@ class Soc(Model):
     vtcm_mb: Annotated[int, Field(gt=0)]
     lpai: Annotated[int, Field(ge=1)] | None = None
     kernel_ids: tuple[Annotated[int, Field(gt=0)], ...] = ()
-    """What `/sys/devices/soc0/soc_id` of a device says, which is not QNN's number."""
+    """Numbers that `/sys/devices/soc0/soc_id` of a device states, which are not QNN's."""
     sold_as: tuple[SocName, ...] = ()
     """Other names of the chip."""
     called: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def load_profile(name: str) -> Profile:
 
 
 def every_component() -> list[tuple[str, Component]]:
-    """Those of all profiles, each with its name."""
+    """List the components of all profiles, each with its name."""
     return [pair for profile in profile_names() for pair in load_profile(profile).pins.items()]
 
 

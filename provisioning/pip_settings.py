@@ -66,8 +66,8 @@ def uv_variables(environ: Mapping[str, str], *, portable: bool = False) -> dict[
 
 
 def without_project(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which uv reads the user's own configuration, or the machine's, and not that of the project
-    in the current folder: its `[tool.uv]` is about its own packages."""
+    """Return variables by which uv reads the user's or the machine's configuration, and not the one of the
+    project in the current folder: its `[tool.uv]` is about its own packages."""
     if environ.get("UV_CONFIG_FILE") or environ.get("UV_NO_CONFIG"):
         return {}
     home = Path(environ.get("HOME", "~")).expanduser()

@@ -40,7 +40,7 @@ STAMP = "qnn-ci.stamp"
 """The file in an environment that says what it was made of, once it is complete."""
 
 TORCH_OF_INDEX_MB = 6000
-"""What torch and its CUDA packages take where the index has no CPU build."""
+"""PyTorch and its CUDA packages take so many MB if the index has no CPU build."""
 
 UV_ENVIRONMENT = "nox"
 """The environment whose lock has uv."""
@@ -52,7 +52,8 @@ UNUSED_DAYS = 30
 
 
 def environments_folder() -> Path:
-    """Where environments are made: in a clone nox's own folder, else one for all installed copies."""
+    """Return the folder in which environments are made: in a clone nox's own, else one for all installed
+    copies."""
     return ROOT / ".nox" if CLONE else cache_folder().absolute() / "environments"
 
 
@@ -145,13 +146,13 @@ class PythonEnvironments:
         _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(lock_file)], home)
 
     def _remove_unused(self, name: str) -> None:
-        """Of other versions of us, which nobody started for long."""
+        """Remove environments of other versions of us that nobody has started for long."""
         for stamp in self.folder.glob(f"{name}-*/{STAMP}") if self.shared else ():
             if time.time() - stamp.stat().st_mtime > UNUSED_DAYS * DAY:
                 shutil.rmtree(stamp.parent, ignore_errors=True)
 
     def _require_room(self, lock: str) -> None:
-        """What the lock file says that its packages take."""
+        """Require the room on disk that the lock file says its packages take."""
         if room := re.search(r"^# room: (\d+) MB$", lock, re.MULTILINE):
             _require_room(self.folder, int(room[1]))
 
@@ -234,7 +235,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def _attempt(command: list[str]) -> tuple[int, str]:
-    """The exit code and all that it printed."""
+    """Run an installer; returns the exit code and all that it printed."""
     process = captured(command, env=_variables())
     return process.returncode, process.stdout + process.stderr
 
@@ -282,7 +283,7 @@ def _raise_known(output: str, folder: Path) -> None:
 
 
 def _uv_cache() -> Path:
-    """Where uv keeps what it downloads."""
+    """Return the folder in which uv keeps what it downloads."""
     if folder := os.environ.get("UV_CACHE_DIR"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "uv")
@@ -304,7 +305,7 @@ def _text(file: Path) -> str:
 CUDA_ONLY = re.compile(r"nvidia-.+|cuda-.+|triton")
 CPU = "cpu.txt"
 PYTORCHS_INDEX = "--torch-backend=cpu"
-"""Of uv: pip does not know that index."""
+"""The flag of uv for PyTorch's index; pip does not know that index."""
 
 
 @dataclass(frozen=True, slots=True)

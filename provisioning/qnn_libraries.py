@@ -1,8 +1,7 @@
-"""The shared libraries of a tree, what each says of itself, and the tables of which there must be.
+"""The shared libraries of a tree, what each says of itself, and the tables that say which must be there.
 
 Nothing is remembered between runs: reading the 31 libraries (422 MB) of a tree takes 0.4 s, and a record that
-is out of date would be a wrong verdict.
-"""
+is out of date would be a wrong verdict."""
 
 from __future__ import annotations
 
@@ -35,15 +34,15 @@ LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]
 
 class TargetLibraries(Model):
     directories: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Under lib/; where there are several, any one serves."""
+    """The folders under lib/; if there are several, any one serves."""
     libraries: tuple[Annotated[tuple[LibraryName, ...], Field(min_length=1)], ...]
     """One name of each group must be in the directory."""
     soc_libraries: tuple[LibraryName, ...] = ()
-    """Must be in the directory, with {arch} of the chip."""
+    """Libraries that must be in the directory, with {arch} of the chip."""
     skels: tuple[LibraryName, ...] = ()
-    """Must be under lib/, with {arch} of the chip."""
+    """Libraries that must be under lib/, with {arch} of the chip."""
     catalogues: tuple[LibraryName, ...] = ()
-    """Beside the skels, with {arch}; they sign them. Some builds have none."""
+    """Catalogues beside the skels, with {arch}; they sign them. Some builds have none."""
 
 
 class LpaiLibraries(Model):
@@ -54,7 +53,7 @@ class LpaiLibraries(Model):
 
 class Directory(Model):
     match: str
-    """Fits a directory under lib/. A group named `arch` is the Hexagon arch of the files in it."""
+    """A pattern of directories under lib/. A group named `arch` is the Hexagon arch of the files in it."""
     bits: Literal[32, 64]
     machine: str
     system: System
@@ -63,7 +62,7 @@ class Directory(Model):
 class LibraryTable(Model):
     schema_: Literal[1] = Field(alias="schema")
     own: str
-    """Fits the names of QNN's own libraries."""
+    """A pattern of the names of QNN's own libraries."""
     own_names: dict[LibraryName, LibraryName]
     """What QNN's libraries call themselves, where that is not the file's name."""
     targets: dict[Target, TargetLibraries]
@@ -217,7 +216,8 @@ def _own_name(pe: pefile.PE) -> str:
 
 
 def _version(data: mmap.mmap) -> str:
-    """From the strings of the version resource, by their names: pefile reads every resource for them."""
+    """Read the version from the strings of the version resource, by their names: pefile reads every resource
+    for them."""
     begin = data.find(_VERSION_INFO)
     strings = data[begin : begin + _LONGEST_VERSION_INFO] if begin >= 0 else b""
     versions = [_text_after(strings, name) for name in ("ProductVersion", "FileVersion")]
@@ -238,7 +238,7 @@ class Library:
 
     path: Path
     place: str
-    """Relative to the tree: `lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so`."""
+    """The path below the tree: `lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so`."""
     elf: Elf | None
     unreadable: str = ""
     build_ids: tuple[str, ...] = ()
@@ -308,7 +308,7 @@ def read(path: Path, place: str) -> Library:
 
 
 def _pieces(path: Path, dll: Pe | None) -> tuple[str, ...]:
-    """Of QNN's own libraries only: others have versions and dates of their own."""
+    """Read what QNN's own libraries say of their build: others have versions and dates of their own."""
     if not re.fullmatch(table().own, path.name):
         return ()
     version = ".".join(dll.version.split(".")[:3]) if dll else ""

@@ -1,7 +1,6 @@
-"""Where a part's bytes come from: a vendor's zip, a wheel of a package index, a repository at one commit.
+"""Sources of a part's bytes: a vendor's zip, a wheel of a package index, a repository at one commit.
 
-A source is both the manifest's table and the code that fetches and unpacks it.
-"""
+A source is both the manifest's table and the code that fetches and unpacks it."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ from provisioning.download import (
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]
 Place = Callable[[str], str | None]
-"""Where a member of what was fetched is put; None leaves it out."""
+"""A function that says where a member of what was fetched is put; None leaves the member out."""
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 
 
@@ -81,10 +80,11 @@ class FileSource(Model):
         return ""
 
     def landing_place(self, downloads: Path) -> Path:
-        """Where it is kept: under its hash, or under its name and address while no hash is known.
+        """Return where the file is kept: under its hash, or under its name and address while no hash is
+        known.
 
-        A file that was fetched before its hash was recorded is renamed, so that recording costs no download.
-        """
+        A file that was fetched before its hash was recorded is renamed, so that recording costs no
+        download."""
         unpinned = downloads / f"{hashlib.sha256(self.address.encode()).hexdigest()[:12]}-{self.name}"
         if self.pin is None:
             return unpinned

@@ -42,9 +42,10 @@ class Answer:
     """What a command answered."""
 
     answer: Document
-    """Its document: manifests/schema/answer.json."""
+    """The command's document, as manifests/schema/answer.json describes it."""
     folder: Path
-    """Where its files lie: one that we made until this process ends, longer only if the command failed."""
+    """The folder of its files. One that we made is kept until this process ends, longer only if the command
+    failed."""
 
     @property
     def python(self) -> str:
@@ -61,7 +62,7 @@ class Compiled(Answer):
     """A program for one chip."""
 
     record: Document
-    """As it lies beside the program."""
+    """The record that lies beside the program."""
 
     @property
     def program(self) -> Path:
@@ -75,7 +76,7 @@ class Compiled(Answer):
 
     @property
     def sqnr_db(self) -> float:
-        """Of the HTP emulator's outputs against the float model's."""
+        """The SQNR of the HTP emulator's outputs against the float model's, in dB."""
         return float(self.accuracy["sqnr_db"])
 
     @property
@@ -84,7 +85,7 @@ class Compiled(Answer):
 
     @property
     def on_cpu(self) -> Sequence[Mapping[str, str]]:
-        """The operators that stay there, with line and reason."""
+        """The operators that stay on the CPU, with line and reason."""
         return list(self.record.get("on_cpu") or ())
 
 
@@ -92,7 +93,8 @@ class Compiled(Answer):
 class Audited(Answer):
     @property
     def precisions(self) -> Mapping[str, Document]:
-        """By precision: what HTP takes of the model, what stays on the CPU, why and at what cost."""
+        """The audit by precision: what HTP takes of the model, what stays on the CPU, why and at what
+        cost."""
         return dict(self.answer["precisions"])
 
     def on_cpu(self, precision: str) -> Sequence[Document]:
@@ -141,8 +143,9 @@ def audit(
     calibrate: str | os.PathLike[str] | Sequence[Any] | None = None,
     options: Sequence[str] = (),
 ) -> Audited:
-    """What of a model HTP takes at each precision, and what stays on the CPU. Raises Failed where it cannot
-    be known; a precision that does not compile is a row with `error`."""
+    """Find what of a model HTP takes at each precision, and what stays on the CPU.
+
+    Raises Failed if it cannot be known; a precision that does not compile is a row with `error`."""
     __tracebackhide__ = True
     with _request("audit", model, inputs, soc, calibrate) as request:
         request.words += [word for name in precisions for word in ("--precision", name)]
@@ -174,7 +177,7 @@ class _Request:
 
     verb: str
     folder: Path
-    """For what it writes."""
+    """The folder that the command writes into."""
     scratch: Path
     variables: dict[str, str] = field(default_factory=lambda: {**os.environ})
     words: list[str] = field(default_factory=list)
@@ -182,7 +185,7 @@ class _Request:
     """The model and the samples of this process, which the command reads."""
 
     def answered(self, needs: str = "") -> Document:
-        """Its answer, if it passed, or has this field."""
+        """Run the command. Returns its answer if it passed, or has this field."""
         __tracebackhide__ = True
         file = self.scratch / "answer.json"
         command = [sys.executable, str(COMMAND), self.verb, "--json", str(file), *self.words]
@@ -254,7 +257,7 @@ def _request(
 
 
 def _exported(model: Any, inputs: Any) -> bytes:
-    """The .pt2 of a module, which the user's own torch writes. Equal modules give equal bytes, so the
+    """Export a module to a .pt2, which the user's own torch writes. Equal modules give equal bytes, so the
     command's cache knows them again."""
     import torch
 
@@ -302,7 +305,7 @@ def _tuple(inputs: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Of all processes (xdist) one at a time writes to a folder: a command refuses one that is in use."""
+    """Let one process at a time (of xdist) write to a folder: a command refuses one that is in use."""
     name = f"qnn-ci-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:2]}.lock"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(Path(tempfile.gettempdir(), name), flags, 0o600)

@@ -40,7 +40,7 @@ MAP = {
     "devices and builds": ("build_android", "bundle"),
     "environment": ("provision", "validate"),
 }
-"""What `qnn-ci` alone prints; `qnn-ci help all` has the others."""
+"""The verbs that `qnn-ci` alone prints; `qnn-ci help all` has the others."""
 
 ONE_MODEL = (
     "compile",
@@ -55,7 +55,7 @@ ONE_MODEL = (
 """They take a model of any lane, and run in that lane's environment."""
 
 SHELLS = ("bash", "zsh", "fish")
-"""Those that `completion` knows."""
+"""The shells that `completion` knows."""
 COMPLETING = 'eval "$(qnn-ci completion bash)"'
 
 BARE = ("example",)

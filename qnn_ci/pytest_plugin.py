@@ -29,7 +29,7 @@ class Qnn:
     soc: str | None = None
 
     def compile(self, model: Any, inputs: Any = None, **more: Any) -> api.Compiled:
-        """As qnn_ci.compile. Its accuracy is in the JUnit case, too."""
+        """Compile as qnn_ci.compile does. Its accuracy is in the JUnit case, too."""
         __tracebackhide__ = True
         answer = api.compile(model, inputs, **{"precision": self.precision, "soc": self.soc, **more})
         figures = {name: answer.accuracy[name] for name in ("sqnr_db",) if name in answer.accuracy}
@@ -37,7 +37,7 @@ class Qnn:
         return answer
 
     def audit(self, model: Any, inputs: Any = None, **more: Any) -> api.Audited:
-        """As qnn_ci.audit, at the marker's precision."""
+        """Audit as qnn_ci.audit does, at the marker's precision."""
         __tracebackhide__ = True
         precisions = (self.precision,) if self.precision else ()
         answer = api.audit(model, inputs, **{"precisions": precisions, "soc": self.soc, **more})
@@ -45,7 +45,7 @@ class Qnn:
         return answer
 
     def run(self, program: Any, *inputs: Any, **more: Any) -> api.Ran:
-        """As qnn_ci.run."""
+        """Run as qnn_ci.run does."""
         __tracebackhide__ = True
         answer = api.run(program, *inputs, **more)
         self._record(answer, {})
@@ -79,7 +79,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _options(item: Any) -> dict[str, Any]:
-    """What the nearest marker says."""
+    """Return what the nearest marker says."""
     marker = item.get_closest_marker("qnn")
     return {} if marker is None else dict(marker.kwargs)
 

@@ -49,7 +49,7 @@ class ContextNode:
 class CompiledModel:
     size: int
     soc_id: int
-    """From the provider's note; 0 if there is none."""
+    """The number of the chip, which the provider's note states; 0 if there is no note."""
     arch: int
     inputs: tuple[tuple[str, TensorInfo], ...]
     outputs: tuple[tuple[str, TensorInfo], ...]
@@ -68,7 +68,9 @@ class CompiledModel:
 
 
 def read_model(path: Path) -> CompiledModel:
-    """Raises CheckFailed if the model is not compiled, is damaged, or was moved away from its context."""
+    """Read a compiled model.
+
+    Raises CheckFailed if the model is not compiled, is damaged, or was moved away from its context."""
     data = bytes(bytes_of(path))
     try:
         with readable():
@@ -117,7 +119,7 @@ def _content_of(attributes: Mapping[str, Any]) -> bytes | str | None:
     context = attributes["ep_cache_context"].s if "ep_cache_context" in attributes else b""
 
     def is_set(name: str) -> bool:
-        """As onnxruntime defines where it is absent."""
+        """Whether an attribute is 1; onnxruntime defines that an absent one is."""
         return name not in attributes or attributes[name].i == 1
 
     if not is_set("main_context"):
@@ -197,7 +199,8 @@ def is_below(folder: Path, name: str) -> bool:
 
 
 def arch_and_soc(note: str) -> tuple[int, int]:
-    """From the provider's note `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`; zeros if there is none."""
+    """Read arch and chip from the provider's note `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`; both are 0
+    if the note has another form."""
     match = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d{1,6}):(\d{1,6}):.*", note)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
@@ -214,15 +217,16 @@ _CACHE = re.compile(r"htp\.cache\.([a-z0-9]{1,32})\.\d{1,3}")
 class Dlc:
     size: int
     members: dict[str, int]
-    """Name → bytes."""
+    """The size in bytes of each member, by its name."""
     builds: tuple[str, ...]
-    """QNN's, where it holds their ids."""
+    """The build ids of QNN that the file holds, if any."""
     chips: tuple[str, ...]
     """The chips of a flexible context; none for an uncompiled graph."""
 
 
 def read_dlc(path: Path) -> Dlc:
-    """Its members are listed, not read. Raises CheckFailed for a damaged file or another kind of file."""
+    """List a DLC's members without reading them. Raises CheckFailed for a damaged file or another kind of
+    file."""
     content = bytes_of(path)
     try:
         with zipfile.ZipFile(path) as archive:

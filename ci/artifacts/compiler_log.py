@@ -13,9 +13,9 @@ from typing import NamedTuple
 from ci.diagnose.rules import Code, code_named
 
 REFUSES = "QNN's validation refuses it"
-"""What is said of a node that stays on the CPU therefore."""
+"""Messages say this of a node that QNN's validation leaves on the CPU."""
 OF_INTEGERS = "its values are integers, which no precision changes"
-"""Said of a node that is refused for its types."""
+"""Messages say this of a node that is refused for its types."""
 NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>\s*)?(\S.+)")
 """The start of QNN's own messages in a log; the first one is nearest to the cause."""
 
@@ -60,7 +60,7 @@ NO_TRAFFIC = Traffic()
 
 
 def in_plain_words(error: str) -> str:
-    """QNN's error; of what says nothing to a reader, what it means."""
+    """Reword QNN's error where its own words say nothing to a reader."""
     return RANK.sub(r"HTP takes no tensor of \1 dimensions here", error)
 
 
@@ -76,7 +76,7 @@ class Refusal(NamedTuple):
 
 
 def refusals(log: str) -> dict[str, Refusal]:
-    """By node, from a log of ONNX Runtime at the verbose level."""
+    """Map each refused node to QNN's reason, from a log of ONNX Runtime at the verbose level."""
     reasons: dict[str, Refusal] = {}
     errors: list[str] = []
     for line in COLOUR.sub("", log).splitlines():
@@ -93,7 +93,7 @@ def refusals(log: str) -> dict[str, Refusal]:
 
 
 def traffic(log: str) -> list[dict[str, int]]:
-    """One for each graph, in the order of compilation."""
+    """Return one entry for each graph, in the order of compilation."""
     graphs: list[dict[str, int]] = []
     figures: dict[str, int] | None = None
     for line in log.splitlines():
@@ -120,7 +120,7 @@ UNCOSTED = "Missing Ops (Number of Ops with no Costs associated)"
 
 @dataclass(frozen=True, slots=True)
 class QnnEstimate:
-    """Of all graphs of a program. Times are in microseconds."""
+    """QNN's estimate adds up the graphs of a program. Times are in microseconds."""
 
     graphs: int
     us: int
@@ -134,7 +134,7 @@ class QnnEstimate:
 
 
 def read_estimate(profile: Path) -> QnnEstimate | None:
-    """None where QNN gives no estimate: it has one for few chips."""
+    """Read QNN's estimate. Returns None if there is none: QNN has estimates for few chips."""
     with profile.open(encoding="utf-8", errors="replace", newline="") as stream:
         rows = [row for row in csv.reader(stream) if len(row) >= 7]
     values: dict[str, int] = {}

@@ -15,7 +15,8 @@ class Malformed(ValueError):
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Raises Malformed for what the libraries raise on numbers that contradict the file or each other."""
+    """Raise Malformed in place of what the libraries raise on numbers that contradict the file or each
+    other."""
     try:
         yield
     except Malformed:
@@ -65,11 +66,11 @@ class Table:
         return bytes(self.bytes(field)).decode("utf-8", "replace")
 
     def _place(self, field: int) -> int:
-        """After the table's own position; 0 for an absent field."""
+        """The field's place, counted from the table's own position; 0 for an absent field."""
         return int(self._table.Offset(4 + 2 * field))
 
     def _vector(self, field: int) -> tuple[int, int]:
-        """Where the elements begin and how many there are; (0, 0) for an absent field."""
+        """Return where the elements begin and how many there are; (0, 0) for an absent field."""
         place = self._place(field)
         return (self._table.Vector(place), self._table.VectorLen(place)) if place else (0, 0)
 
@@ -95,12 +96,12 @@ ONNX = {
     "Shape": {"dim": (1, "Size")},
     "Size": {"dim_value": (1, "int64")},
 }
-"""Number and type by message and field."""
+"""The number and the type of each field that is read, by message and field."""
 LISTS = {"metadata_props", "node", "initializer", "input", "output", "attribute", "dim"}
 
 
 def onnx_model(data: bytes) -> Any:
-    """Raises Malformed for bytes that are no protobuf."""
+    """Parse a model. Raises Malformed for bytes that are no protobuf."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:

@@ -66,7 +66,7 @@ HALF_FLOATS = re.compile(rb"relaxed_precision_flag=(true|false)\b")
 GRAPH = re.compile(rb"PICKLE/\d{1,9}/([\w.$-]{1,200})\0")
 PRECISIONS = {0: "quantized", 1: "fp16"}
 PROCESSORS = {1: "gpu", 2: "htp", 3: "dsp", 4: "lpai"}
-"""By QnnExecuTorchBackendType."""
+"""The names of QNN's backends, by their QnnExecuTorchBackendType."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ class Delegate:
     method: str
     backend: str
     segment: int | None
-    """None: the data is inside the flatbuffer, so it cannot be mapped or freed alone."""
+    """The segment that holds the data; None if the data is inside the flatbuffer, so that it cannot be mapped
+    or freed alone."""
     offset: int
     size: int
     options: DelegateOptions | None
@@ -149,7 +150,8 @@ class CompiledProgram:
 
 
 def read(path: Path) -> CompiledProgram | ContextStrings:
-    """A program or a context binary: any file with a QNN build id that is no library. Raises CheckFailed."""
+    """Read a program or a context binary, which is any file with a QNN build id that is no library. Raises
+    CheckFailed."""
     data = bytes_of(path)
     try:
         return parse(data)
@@ -162,7 +164,8 @@ def read(path: Path) -> CompiledProgram | ContextStrings:
 
 
 def digest_without_time(path: Path) -> str:
-    """Of a program's bytes but the times at which its contexts were made; of any other file's bytes."""
+    """Hash a program's bytes without the times at which its contexts were made, or all bytes of any other
+    file."""
     if path.suffix != ".pte":
         return hash_file(path)
     data = bytearray(bytes_of(path))
@@ -185,7 +188,7 @@ def first_bytes(path: Path) -> bytes:
 
 
 def bytes_of(path: Path) -> memoryview:
-    """Mapped, not copied."""
+    """Map the file's bytes into memory instead of copying them."""
     try:
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -214,7 +217,7 @@ def parse(content: bytes | memoryview) -> CompiledProgram | ContextStrings:
 
 
 def require_whole(data: memoryview) -> None:
-    """Raises Malformed for a context binary, alone or in a delegate, that ends before its header says so."""
+    """Raise Malformed for a context binary, alone or in a delegate, that ends before its header says so."""
     if data[: len(CONTAINER)] == CONTAINER:
         data = data[CONTAINER_SIZE:]
     mark = bytes(data[: len(CONTEXT_MARK)])
@@ -391,7 +394,7 @@ SAVED_AS = (".ckpt", ".pt", ".pth")
 
 
 def torch_kind_of(path: Path) -> str:
-    """Empty for another file."""
+    """Say which kind of torch's files this is; empty if it is another kind of file."""
     if not path.is_file():
         # A named pipe would be waited for.
         return ""
@@ -410,7 +413,7 @@ def torch_kind_of(path: Path) -> str:
 
 
 def as_model(kind: str, path: Path) -> Fix:
-    """How `compile` takes it."""
+    """Say how to give a file of torch to `compile`."""
     if kind == EXPORTED:
         return Fix("compile it: {}", session("compile", path, "-o", "out"))
     if kind == SCRIPT:
@@ -426,7 +429,7 @@ def as_model(kind: str, path: Path) -> Fix:
 
 
 def refuse_torch_file(path: Path) -> None:
-    """For commands that take a compiled program."""
+    """Raise CheckFailed for a file of torch where a compiled program is needed."""
     if kind := torch_kind_of(path):
         raise CheckFailed(f"{path}: expected a compiled program, found {kind}", fix=as_model(kind, path))
 
@@ -436,7 +439,8 @@ def record_path(artifact: Path) -> Path:
 
 
 def require_recorded(artifact: Path, data_files: Sequence[Path] = ()) -> None:
-    """Raises CheckFailed if there is a record, and the artifact or a file of it is not what was written."""
+    """Compare the artifact with its record, if it has one. Raises CheckFailed if the artifact or a file of it
+    changed since the record was written."""
     record = record_path(artifact)
     files = _recorded_files(record, artifact.name) if record.is_file() else None
     if files is None:

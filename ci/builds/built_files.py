@@ -48,7 +48,7 @@ FIXES = {
 
 _SYSTEM_LIBRARY = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-.+\.so\.\d+)")
 _OF_TORCH = re.compile(r"lib(?:torch\w*|c10)\.so")
-"""Whoever loads an adaptor has imported torch."""
+"""These libraries are loaded already: whoever loads an adaptor has imported torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class LoadableFile:
     kind: Kind
     path: Path
     place: str
-    """Where it goes below dist/<target>/."""
+    """The path of the file below dist/<target>/."""
 
 
 def check(files: Sequence[LoadableFile], target: str, glibc: str, private: Iterable[Path]) -> list[Finding]:
-    """`private`: folders of this machine whose names must not occur in any file."""
+    """Check the files. `private` are folders of this machine, whose names must not occur in any file."""
     demands = _demands(target, glibc)
     places = {file.place for file in files}
     # A root such as `/` occurs in every path of the target.
@@ -151,7 +151,7 @@ def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | Non
 
 
 def require_writable(folder: Path, flag: str) -> None:
-    """Before an hour of compiling: the folder can be made and written to."""
+    """Check before an hour of compiling that the folder can be made and written to."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     if not parent.is_dir():
         raise UsageError(

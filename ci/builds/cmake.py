@@ -304,7 +304,7 @@ def first_error(text: str) -> str:
 
 
 def _stream(command: BuildCommand, out: TextIO, environ: Mapping[str, str], ticker: Ticker) -> int:
-    """Returns the exit code."""
+    """Write what the command prints to `out`; returns its exit code."""
     with subprocess.Popen(
         command.argv,
         stdin=subprocess.DEVNULL,

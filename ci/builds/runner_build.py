@@ -54,7 +54,7 @@ TARGETS = ("x86_64-linux", "aarch64-linux")
 FOLDERS = (str(RUNNER.parent), str(LIBRARIES))
 DEFAULT_TYPE = "Release"
 KIND = "runner"
-"""Of cached results."""
+"""The kind under which the store keeps cached builds of the runner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ def collect(plan: SourcePlan) -> dict[LoadableFile, CMakeTarget]:
 
 
 def _folder(plan: SourcePlan, target: CMakeTarget) -> str:
-    """Where a target goes below dist/<target>/."""
+    """Return the folder of a target below dist/<target>/."""
     if target.kind == "EXECUTABLE":
         return "bin"
     for pattern, place in plan.recipe.python.items():

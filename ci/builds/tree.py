@@ -156,7 +156,7 @@ class SourceTree:
 
 
 def open_tree(root: Path, paths: Collection[str] = ()) -> SourceTree:
-    """`paths`: the submodules that must be there, if this version of the tree has them."""
+    """Open a tree. `paths` are the submodules that must be there, if this version of the tree has them."""
     gaps = [mark for mark in MARKS if not (root / mark).is_file()]
     if gaps:
         raise EnvironmentLacking(
@@ -282,7 +282,8 @@ def link_with_copies(tree: Path, copies: Collection[str], into: Path, folders: C
 
 
 def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profile: str) -> None:
-    """`files`: place in the tree → the file to copy there, also instead of one of the tree."""
+    """Make an overlay. `files` maps a place in the tree to the file to copy there, which may replace one of
+    the tree."""
     part = into.with_name(f".{into.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     parents = {str(PurePosixPath(place).parent) for place in files}
@@ -335,8 +336,8 @@ def _is_stale(place: str, parents: Collection[str]) -> bool:
 
 
 def _copy(path: str, to: str) -> None:
-    """With its time, in place of a link or of what an earlier build left. Files of the store are read-only,
-    but the build replaces some of them."""
+    """Copy a file with its time, in place of a link or of what an earlier build left. The copy is writable:
+    files of the store are read-only, but the build replaces some of them."""
     Path(to).unlink(missing_ok=True)
     shutil.copy2(path, to)
     Path(to).chmod(0o644 | (Path(path).stat().st_mode & 0o111))

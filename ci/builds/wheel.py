@@ -24,7 +24,7 @@ from provisioning.dist import BuiltFrom, describe
 from provisioning.python_environments import IN_IMAGE, PythonEnvironments
 
 NAME = "executorch"
-"""Of the package, and of the environment whose lock file has it."""
+"""The name of the package, and of the environment whose lock file has it."""
 WHEELS = "wheels"
 ENVIRONMENTS = "environments"
 """The folders of wheels and of environments below dist/<target>/."""
@@ -34,8 +34,8 @@ OPTIONS = {
     "EXECUTORCH_BUILD_CUDA": "OFF",
     "EXECUTORCH_BUILD_VULKAN": "OFF",
 }
-"""Without them ExecuTorch's setup.py turns each on by what it finds on PATH, except the second, which its
-preset for Python turns on."""
+"""ExecuTorch's setup.py chooses what is not set here by what it finds on PATH, except the second option,
+which its preset for Python turns on."""
 NEEDED = {
     "the backend for C++ programs": r"executorch/lib/libexecutorch_backend_qnn\.so",
     "the adaptor that compiles": r"executorch/backends/qualcomm/python/PyQnnManagerAdaptor[^/]*\.so",
@@ -77,7 +77,7 @@ def script(plan: SourcePlan) -> str:
 
 
 def lacks(wheel: Path) -> Iterator[str]:
-    """Why a wheel cannot be used for QNN, or not be passed on."""
+    """Say why a wheel cannot be used for QNN, or not be passed on."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     for part, pattern in NEEDED.items():
@@ -123,7 +123,7 @@ def _build_wheel(plan: SourcePlan, environments: PythonEnvironments) -> Path:
 
 
 def _requirements(tree: Path) -> Sequence[str]:
-    """What the tree itself asks for to be built."""
+    """Return what the tree itself asks for to be built."""
     project = toml.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
     requirements: Sequence[str] = project["build-system"]["requires"]
     return requirements

@@ -365,7 +365,8 @@ def _dependencies(items: Sequence[BundleItem], target: str) -> Iterator[Finding]
 
 
 def _backend(items: Sequence[BundleItem], models: Sequence[Model]) -> Iterator[Finding]:
-    """Without the backend QNN's libraries are useless; it is an error only if a program needs them."""
+    """Report a build without the backend, which makes QNN's libraries useless. It is an error only if a
+    program needs them."""
     files = {Path(item.place).name for item in items}
     if files & {BACKEND, DIALOG} or not any(item.kind == QNN for item in items):
         return

@@ -77,7 +77,7 @@ class Model:
 
     @property
     def options(self) -> list[DelegateOptions]:
-        """Of a program's delegates."""
+        """The compile options of the delegates; empty for anything but a program."""
         delegates = self.contents.delegates if isinstance(self.contents, CompiledProgram) else ()
         return [delegate.options for delegate in delegates if delegate.options]
 
@@ -87,7 +87,7 @@ class Model:
 
     @property
     def processors(self) -> set[str]:
-        """What its delegates run on, as far as the program names it: htp, gpu, lpai."""
+        """The processors that the delegates run on, as far as the program names them: htp, gpu, lpai."""
         return {options.processor for options in self.options}
 
     @property
@@ -103,7 +103,7 @@ def read_models(paths: Sequence[Path]) -> list[Model]:
 
 
 def windows_models(paths: Sequence[Path]) -> list[Model]:
-    """Models that ONNX Runtime compiled: nothing else runs them there."""
+    """Select the models that ONNX Runtime compiled: nothing else runs them on Windows."""
     for path in paths:
         if path.suffix != ".onnx":
             raise UsageError(
@@ -137,7 +137,8 @@ def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[Bund
 
 
 def dialog_items(folder: Path) -> Iterator[BundleItem]:
-    """What `compile` wrote, at the bundle's root: the configuration names its files relative to it."""
+    """Collect the files that `compile` wrote into the bundle's root: the configuration names its files
+    relative to it."""
     path = folder / DIALOG
     try:
         dialog = json.loads(path.read_text(encoding="utf-8"))["dialog"]
@@ -316,7 +317,7 @@ class Bundle:
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """Raises UsageError if it is no bundle, CheckFailed if a file differs from its manifest."""
+    """Read a bundle. Raises UsageError if it is none, CheckFailed if a file differs from its manifest."""
     path = folder / MANIFEST_NAME
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

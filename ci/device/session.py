@@ -24,7 +24,7 @@ OURS = ".qnn-ci"
 """Marks a folder on the device that a bundle was pushed to: its files may be removed."""
 
 LOCK = f"{OURS}/lock"
-"""Exists while a run has the folder."""
+"""This folder exists while a run has claimed the device's folder."""
 
 CLAIM_SECONDS = 60.0
 """How long one of these scripts may take."""
@@ -96,7 +96,7 @@ def claimed(device: Device, folder: str) -> Iterator[None]:
 
 
 def _claim(device: Device, folder: str, holder: str) -> str | None:
-    """None if the folder is ours now, else the record of its holder."""
+    """Try to claim the folder. Returns None if it is ours now, else the record of its holder."""
     script = (
         f"mkdir -p {shlex.quote(folder)} && cd {shlex.quote(folder)} || exit 1\n"
         f'[ -z "$(ls -A)" ] || [ -d {OURS} ] || exit {_FOREIGN}\n'
@@ -167,7 +167,7 @@ CLEANED = ("bin", "lib", "dsp", INPUTS)
 @dataclass(frozen=True, slots=True)
 class RunResult:
     code: int | None
-    """None: it did not end in time."""
+    """The exit code; None if the run did not end in time."""
     out: str
     still_running: int | None = None
     """The process that could not be ended, and still runs on the device."""

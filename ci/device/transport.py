@@ -25,7 +25,7 @@ _NO_DEVICE = (
     *("unauthorized", "more than one device", "no devices/emulators found", "not found", "offline"),
     "cannot connect to daemon",
 )
-"""Of what adb says where there is no device to speak to: its own words say why."""
+"""Messages of adb that mean there is no device to speak to: its own words say why."""
 _ADB_FIX = "see `adb devices`; --serial names one of several"
 _SSH_LOST = ("Broken pipe", "closed by remote host", "Connection reset")
 _FULL = "No space left on device"
@@ -227,5 +227,5 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _time_for(files: Mapping[str, Path]) -> float:
-    """Enough for the slowest cable: a megabyte a second."""
+    """Allow enough time for the slowest cable, a megabyte a second."""
     return SECONDS + sum(path.stat().st_size for path in files.values()) / (1 << 20)

@@ -61,7 +61,7 @@ class Explanation:
 class Diagnosis:
     subject: str
     explanations: tuple[Explanation, ...] = ()
-    """Of a log the one that is nearest to the cause."""
+    """The causes that were found; for a log only the one that is nearest to the cause."""
     codes: tuple[Code, ...] = ()
     data_types: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ def _codes(log: LogText) -> list[tuple[tuple[int, bytes], Code]]:
 
 
 def _numbers_in(match: TextMatch) -> Iterator[tuple[int, int]]:
-    """Where each number begins, and it."""
+    """Yield where each number begins, and the number."""
     for group, digits in enumerate(match.groups(), 1):
         if digits:
             yield match.start(group), int(digits, 16 if b"x" in digits.lower() else 10)
@@ -202,20 +202,20 @@ def nearest(text: str) -> Explanation | None:
 
 
 def of_model(text: str) -> Explanation | None:
-    """What torch or ExecuTorch say of a model that they cannot load, export, quantize or lower."""
+    """Find the first failure in which torch or ExecuTorch cannot load, export, quantize or lower a model."""
     diagnosis = read(text)
     rows = (*diagnosis.explanations, *diagnosis.later)
     return next((row for row in rows if failure_rules()[row.id].family == MODELS), None)
 
 
 def causes(text: str) -> str:
-    """The first known failure in a log and its fix, as further lines of a message; empty if there is none."""
+    """Return the first known failure in a log and its fix, as further lines of a message; empty if there is
+    none."""
     return f"\n  {row}\n  fix: {row.fix}" if (row := nearest(text)) else ""
 
 
 def of_number(number: int) -> Diagnosis:
-    """What one number means to each program that has it, and the failures it is known from: first what it
-    says by itself."""
+    """Explain what a number means to each program that has it, then the failures that it is known from."""
     code = code_named(number)
     readings = (row.code(number) for row in table().numbers if row.names or row.offset)
     codes = [code for code in dict.fromkeys([code, *readings]) if code.name] or [code]
@@ -238,7 +238,7 @@ def data_type_name(number: int) -> str:
 
 
 def with_names_of_data_types(text: str) -> str:
-    """The same text; numbers that stand for data types are replaced by their names."""
+    """Replace numbers that stand for data types by the names of these."""
     data, parts, end = text.encode("utf-8", "replace"), list[bytes](), 0
     for match in DATA_TYPES.finditer(data):
         for group, digits in enumerate(match.groups(), 1):
@@ -256,7 +256,8 @@ DECORATION = re.compile(
     rb"|^(?:> ?|[\w.-]+ +\| )|\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)",
     re.MULTILINE,
 )
-"""Time stamps of GitHub, Jenkins and GitLab, the marks of a quotation or container, colours."""
+"""Matches the time stamps of GitHub, Jenkins and GitLab, the marks of a quotation or container, and
+colours."""
 SOURCE = re.compile(
     rb"^(?:(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d\.\d+ +\d+ +\d+ [VDIWEFS] [^:\n]{0,60}: ?"
     rb"|[VDIWEF]/[^(\n]{1,60}\( *\d+\): ?"
@@ -269,19 +270,19 @@ ENTITY = re.compile(rb"&(lt|gt|quot|amp|#39);")
 ENTITIES = {b"lt": b"<", b"gt": b">", b"quot": b'"', b"amp": b"&", b"#39": b"'"}
 """How a web page writes some characters."""
 CONFIGURE_LOG = b"\nevents:\n"
-"""In the head of CMake's own log: what it tries may fail, and that is an answer."""
+"""CMake's own log has this near its beginning: what it tries may fail, and that is an answer."""
 TRIED = re.compile(
     rb"^    kind: \"(?:try_compile|try_run)-v\d+\"\n(?:(?:      ?.*)?\n|    [a-z].*\n)*", re.MULTILINE
 )
 
 BLOCK = 4 << 20
 SMALL = 64 << 10
-"""A log of so many bytes is searched whole; of a longer one the lines around trouble."""
+"""A log of up to so many bytes is searched whole; of a longer one only the lines around trouble are."""
 MOST = 4 << 20
-"""So much of a long log is searched."""
+"""No more than so many bytes of a long log are searched."""
 CONTEXT = 5
 ENOUGH = 8
-"""So many lines that differ in digits alone are searched."""
+"""So many lines that differ only in digits are searched."""
 DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
@@ -296,7 +297,7 @@ class LogText:
 
     text: bytes = b""
     numbers: list[int] = field(default_factory=list)
-    """Of each line of the text, that in the log."""
+    """The number in the log of each line of the text."""
     rows: list[bytes] = field(default_factory=list)
     """The lines of the text, with what names their sources."""
     lines: int = 0
@@ -312,8 +313,8 @@ class LogText:
         return self.rows[self.text.count(b"\n", 0, start)]
 
     def without_sources(self) -> LogText | None:
-        """The same where logcat or the like names the source of each line: a message of several lines is then
-        as its program wrote it."""
+        """Remove the names of sources that logcat or the like puts before each line: a message of several
+        lines is then as its program wrote it."""
         bare, sources = SOURCE.subn(b"", self.text)
         return LogText(bare, self.numbers, self.rows) if sources else None
 
@@ -398,7 +399,8 @@ def _blocks(log: Readable) -> Iterator[tuple[bytes, bool]]:
 
 
 def plain_text(text: bytes) -> bytes:
-    """Without what is put around its lines, in English, with the same number of lines."""
+    """Remove what is put around the lines and translate known messages to English. The number of lines
+    stays."""
     text = DECORATION.sub(b"", text)
     if b"&" in text:
         text = ENTITY.sub(lambda match: ENTITIES[match[1]], text)

@@ -79,7 +79,8 @@ def rules() -> dict[str, Rule]:
 
 
 def page_of(name: str, page: str = RULES_PAGE) -> str:
-    """Where the site that the user named explains a rule or a failure; empty if there is none."""
+    """Return the address at which the site that the user named explains a rule or a failure; empty if there
+    is no site."""
     site = os.environ.get("QNN_CI_SITE", "").rstrip("/")
     is_address = re.fullmatch(r"https?://[^\s<>\"'()\[\]]+", site) is not None
     return f"{site}/{page}#{quote(name)}" if is_address else ""
@@ -99,19 +100,19 @@ BLANK = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])| (?![?*+{])|([\"'`])")
 
 
 class Rank(IntEnum):
-    """What is told first of what was found."""
+    """The order in which findings are shown: the lowest comes first."""
 
     cause = 0
     follows = 1
     """It only reports that a step before it failed."""
     meaning = 2
-    """Of a number, or of a stack."""
+    """It says what a number, or a stack, means."""
     notice = 3
-    """Often in a log, seldom the cause."""
+    """It is often in a log and seldom the cause."""
     end = 4
-    """How a program ended."""
+    """It says how a program ended."""
     form = 5
-    """Words of many programs."""
+    """Many programs use these words."""
 
 
 class TextMatch(Protocol):
@@ -274,7 +275,7 @@ def _numbers(names: dict[str, str]) -> dict[int, str]:
 
 @cache
 def failure_rules() -> dict[str, FailureRule]:
-    """By id, in the order of the files."""
+    """Load all rules, by their ids and in the order of the files."""
     rows = (
         {"family": path.stem, **row}
         for path in sorted(RULES.glob("*.toml"))
@@ -325,7 +326,8 @@ def _as_number(value: int | str) -> Number:
 
 
 def code_named(number: int) -> Code:
-    """Takes FastRPC codes signed, and QNN's 64-bit handles, whose low 16 bits are the code."""
+    """Name a code. FastRPC's codes may be signed, and QNN's may be 64-bit handles, whose low 16 bits are the
+    code."""
     log_table = table()
     value = number & 0xFFFFFFFF if -(1 << 31) <= number < 0 else number
     # Of a handle the other bits are a pointer or zero; a small number is only itself.

@@ -113,7 +113,8 @@ class ImagePlan:
 
     @property
     def layers(self) -> list[tuple[str, ...]]:
-        """In order, each a script of docker/ with its arguments; images that begin alike have the same."""
+        """The layers in order, each a script of docker/ with its arguments. Images that begin alike share
+        layers."""
         own = [name for name in self.environments if name not in IN_EVERY_IMAGE]
         return [
             ("install-packages", "/mnt/packages"),

@@ -148,7 +148,8 @@ def connected() -> Iterator[Engine]:
 
 
 def engine_address(environ: Mapping[str, str], sockets: Sequence[str] = SOCKETS) -> str:
-    """Where the engine listens: DOCKER_HOST, docker's current context, else the first socket there is."""
+    """Find the address of the engine: DOCKER_HOST, docker's current context, else the first socket there
+    is."""
     from docker.context import ContextAPI
 
     if environ.get("DOCKER_HOST"):

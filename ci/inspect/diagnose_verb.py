@@ -40,12 +40,12 @@ EXAMPLES = """\
 """
 
 LARGEST = 256 << 20
-"""No more is unpacked of a log."""
+"""No more than so many bytes of a packed log are unpacked."""
 LOG_NAME = re.compile(
     r"(?:log\.[\w.-]+|.*\.(?:log|txt|out|err)|syslog|logcat|dmesg|messages|stdout|stderr)(?:\.\d+)?",
     re.IGNORECASE,
 )
-"""A log's: BitBake's are log.do_TASK.NUMBER, old ones of a system syslog.1."""
+"""Matches the name of a log: BitBake's are log.do_TASK.NUMBER, old ones of a system syslog.1."""
 ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 UTF_16_STARTS = (b"\xff\xfe", b"\xfe\xff")
 NO_TEXT = bytes(range(7)) + bytes(range(14, 27)) + bytes(range(28, 32))
@@ -54,7 +54,7 @@ SAMPLE = 4 << 10
 
 OPERATOR = re.compile(r"([A-Za-z_][\w.]*)@(\w+)")
 LATER = 3
-"""So many later failures are named; --json has all."""
+"""The text names at most so many later failures; --json has all."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +148,7 @@ def _of_rule(name: str) -> Explanation | None:
 
 
 def _faults() -> dict[str, Fault]:
-    """By id. The module loads a package, which --help does without."""
+    """Load the known faults, by their ids. Imported late: it loads a package, which --help does without."""
     from provisioning.known_faults import load_faults
 
     return {fault.id: fault for fault in load_faults()}
@@ -182,7 +182,7 @@ def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
 
 
 def _name_of(path: Path) -> str:
-    """The path as its user would type it."""
+    """Return the path as its user would type it."""
     folder = Parser.user_folder()
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 

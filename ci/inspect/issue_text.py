@@ -54,7 +54,7 @@ def without_secrets(text: str, environ: Mapping[str, str]) -> str:
 
 
 def failed_report(folder: Path) -> Report | None:
-    """That of the first stage with errors, of a folder of reports."""
+    """Return the report of the first stage with errors in a folder of reports, or None."""
     reports = list[Report]()
     for path in folder.glob("*.json"):
         with suppress(ValueError):  # it may be another document
@@ -70,7 +70,8 @@ def log_of(report: Report, folder: Path) -> Path | None:
 
 
 def markdown(diagnosis: Diagnosis, explanation: str, log: Path | None, report: Report | None = None) -> str:
-    """`explanation` is what diagnose prints of it. A command for one model keeps no log."""
+    """Write the text. `explanation` is what diagnose prints of the failure. A command for one model keeps no
+    log."""
     at = min((row.line for row in diagnosis.explanations if row.line), default=0)
     findings = findings_text(report) if report else ""
     first, lines = _excerpt(log, at) if log else (0, [])
@@ -128,8 +129,8 @@ def _own_sdk() -> Iterator[tuple[str, str]]:
 
 
 def _excerpt(path: Path, line: int) -> tuple[int, list[str]]:
-    """The number of the first line, and at most LINES lines around `line` (0: around the first that tells of
-    trouble, or the last)."""
+    """Return the number of the first line, and at most LINES lines around `line`. If `line` is 0, they are
+    around the first line that tells of trouble, or are the last ones."""
     before: deque[bytes] = deque(maxlen=BEFORE)
     first, excerpt, number = 0, list[bytes](), 0
     with path.open("rb") as log:
@@ -147,7 +148,7 @@ def _excerpt(path: Path, line: int) -> tuple[int, list[str]]:
 
 
 def _lines(log: BinaryIO) -> Iterator[bytes]:
-    """A line longer than any log's is cut, not read whole."""
+    """Read lines. One longer than any log's is cut, not read whole."""
     while line := log.readline(1 << 20):
         if not line.endswith(b"\n"):
             while rest := log.readline(1 << 20):

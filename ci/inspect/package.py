@@ -35,7 +35,7 @@ def kind_of(head: bytes) -> str:
 
 
 def facts(path: Path, kind: str) -> dict[str, object]:
-    """Raises CheckFailed for a damaged file."""
+    """Collect the facts about a library. Raises CheckFailed for a damaged file."""
     size = path.stat().st_size
     if kind == "dll":
         try:
@@ -68,7 +68,7 @@ def facts(path: Path, kind: str) -> dict[str, object]:
 
 
 def _android(header: elf.Elf) -> dict[str, object]:
-    """What its Android note says, as `validate` compares it."""
+    """Return what its Android note says, as `validate` compares it."""
     if header.android_api is None:
         return {}
     release, build = header.ndk or ("not named", "")
@@ -88,7 +88,7 @@ ABIS = {"arm64-v8a": elf.AARCH64, "armeabi-v7a": "EM_ARM", "x86": "EM_386", "x86
 PHONES = "arm64-v8a"
 DIALOG = "genie_config.json"
 MOST_BYTES = 8 << 30
-"""Of the libraries of one package. An APK is at most half of it."""
+"""The libraries of one package may have so many bytes when unpacked. An APK is at most half of it."""
 ARCHIVES = (".apk", ".aar")
 _OTHER_ARCHIVES = {
     ".aab": "bundletool build-apks --mode=universal, and name the universal.apk in what it writes",
@@ -104,9 +104,9 @@ _SAME_SDK = "take all of them from one SDK: a phone answers a mix with error 100
 class PackagedLibrary:
     place: str
     elf: elf.Elf | None
-    """None for a damaged one; `damage` then says how."""
+    """The facts about the library; None for a damaged one, whose `damage` says how."""
     builds: tuple[str, ...]
-    """QNN's."""
+    """The build ids of QNN in the library."""
     damage: str = ""
 
     @property
@@ -137,7 +137,7 @@ def is_package(path: Path) -> bool:
 
 
 def run(paths: Sequence[Path], selection: Selection) -> int:
-    """One report for all of them."""
+    """Write one report for all packages."""
     stage = StageRun("inspect", selection.profile, "aarch64-android")
     socs = {name: soc_named(name) for name in selection.named_socs}
     packages: dict[str, Metric] = {}
@@ -157,7 +157,8 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
 
 @contextmanager
 def _folder_of(path: Path) -> Iterator[Path]:
-    """A folder with its libraries. Raises CheckFailed for a damaged package, UsageError for another kind."""
+    """Yield a folder with the package's libraries. Raises CheckFailed for a damaged package, UsageError for
+    another kind."""
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder", fix="name an APK, an AAR or a folder")
     if fix := _OTHER_ARCHIVES.get(path.suffix.lower()):
@@ -207,7 +208,7 @@ def _finding(rule: str, subject: object, message: str, fix: str) -> Finding:
 def _findings(
     path: Path, folder: Path, libraries: Sequence[PackagedLibrary], socs: Mapping[str, Soc]
 ) -> Iterator[Finding]:
-    """`socs` are the chips that the user named."""
+    """Check the libraries. `socs` are the chips that the user named."""
     dialogs = [file for file in sorted(folder.rglob(DIALOG)) if not file.is_symlink()]
     qnn = [library for library in libraries if library.of_qnn]
     if not qnn and not dialogs:

@@ -255,7 +255,7 @@ class _Evaluation:
         return (*self.rules.rules, *self.rules.other_rules)
 
     def path_of(self, label: str) -> str | None:
-        """First Buck's own way: by the cells of .buckconfig."""
+        """Find the file of a label, first in Buck's own way: by the cells of .buckconfig."""
         folder, _, name = label.rpartition(":")
         if not folder and label.startswith(":"):
             return posixpath.join(posixpath.dirname(self.open[-1]), name)
@@ -272,7 +272,7 @@ class _Evaluation:
 
     @cached_property
     def _cells(self) -> dict[str, str]:
-        """Where in the tree each cell begins, by its name and its aliases."""
+        """The folder of the tree in which each cell begins, by its name and its aliases."""
         cells: dict[str, str] = {}
         for section in ("repositories", "cells"):
             if self._config.has_section(section):

@@ -1,4 +1,4 @@
-"""From a tree and its mapping to all differences: the whole check, without writing to disk.
+"""Check a whole tree against its mapping: find all differences, without writing to disk.
 
 Pairs are compared in `pairs`; here is what needs all variants, or the tree itself."""
 
@@ -31,7 +31,7 @@ from ci.parity.tree import (
 )
 
 _TREE = "tree"
-"""Where a difference is that is in no pair, library or file."""
+"""The place of a difference that is in no pair, library or file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class Checked:
 
 
 def check(tree: Tree, mapping: Mapping, file: Path, cmake: MappingOf[str, Side] | None = None) -> Checked:
-    """`file` is the mapping's; `cmake` has CMake's sides, if its files were evaluated already."""
+    """Check everything. `file` is the mapping's; `cmake` has CMake's sides, if its files were evaluated
+    already."""
     with ThreadPoolExecutor(1) as thread:
         # CMake's processes run while Buck's files are evaluated here.
         future = None if cmake else thread.submit(cmake_sides, tree, mapping)
@@ -150,7 +151,7 @@ class _Everything:
                     self.report("parity-unknown-file", place, path, _TREE, words, case="listed")
 
     def _unknown_modules(self, unknown: list[str], names: set[str]) -> None:
-        """Only Buck lists Python files.
+        """Report modules that nothing lists. Only Buck lists Python files.
 
         A module that it does not list, in a folder with listed ones, was forgotten. A package with no listed
         module is one finding."""
@@ -180,7 +181,7 @@ class _Everything:
     # Generated code
 
     def _schemas(self) -> None:
-        """The files that code is generated from, and by which program with which flags."""
+        """Find the files that code is generated from, and by which program with which flags."""
         in_buck, in_cmake = self._by_schema(self.bucks), self._by_schema(self.cmakes)
 
         def report(rule: Target, subject: str, path: str, has: str, contrast: str) -> None:

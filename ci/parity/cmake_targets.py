@@ -1,4 +1,4 @@
-"""From CMake's answers about its targets to libraries, each file and flag with the line that names it."""
+"""Turn CMake's answers about its targets into libraries, each file and flag with the line that names it."""
 
 from __future__ import annotations
 
@@ -65,16 +65,17 @@ class _Reader:
         self.result = Side(troubles=list(trace.troubles), stopped=not trace.complete)
         self.result.packages = {posixpath.dirname(file) for file in self.texts}
         self.naming: dict[str, list[ExecutedCommand]] = {}
-        """Events by the elements of their arguments; files and directories by their paths."""
+        """Maps each element of their arguments to the commands that name it; files and directories are keyed
+        by their paths."""
         self.word_places: dict[str, list[TreePlace]] = {}
-        """Where the last part of a path, or another word, was stored in a variable."""
+        """Maps the last part of a path, or another word, to the places where it was stored in a variable."""
         self.generated: set[str | None] = set()
         self.aliases: dict[str, str] = {}
         self.declared: dict[str, ExecutedCommand] = {}
         self.elsewhere = tuple(f"{value}/" for value in project.variables.values() if posixpath.isabs(value))
         """Directories of others that the mapping names."""
         self.languages = {"CXX"}
-        """Those of the current target's sources."""
+        """The languages of the current target's sources."""
 
     def side(self) -> Side:
         for event in self.trace.events:
@@ -122,7 +123,7 @@ class _Reader:
                     self.word_places.setdefault(piece, []).append(TreePlace(event.file, word.line))
 
     def _place(self, target: str, element: str, text: str) -> TreePlace:
-        """Where a target got a value: the line that names it, if there is one."""
+        """Find the line that names a value of a target, else the line that declares the target."""
         events = self.naming.get(element) or self.naming.get(text) or []
         own = [event for event in events if target in event.args[:1] or "PROPERTIES" in event.args]
         adding = [event for event in events if event.command.startswith(("add_", "target_", "include_"))]
@@ -140,7 +141,8 @@ class _Reader:
         return self._writing(element) or event.place
 
     def _writing(self, path: str) -> TreePlace | None:
-        """Where a file's name, or its stem, was written: of several places the one nearest to the file."""
+        """Find where a file's name, or its stem, was written: of several places the one nearest to the
+        file."""
         last = path.rpartition("/")[2]
         places = self.word_places.get(last) or self.word_places.get(posixpath.splitext(last)[0]) or []
         return max(places, key=lambda place: len(posixpath.commonprefix((place.file, path))), default=None)
@@ -217,7 +219,7 @@ class _Reader:
         """The newest standard that is requested anywhere, as CMake decides."""
         name, place = target["NAME"], self._declaration(target["NAME"])
         texts: dict[str, set[str]] = {}
-        """The texts that ask for each."""
+        """The texts that ask for each standard."""
         for key, pattern in (("CXX_STANDARD", r"(.+)"), ("COMPILE_FEATURES", r"cxx_std_(.+)")):
             for element, text in self._elements(target, key):
                 match = re.fullmatch(pattern, element)
@@ -388,7 +390,7 @@ def split(value: str) -> list[str]:
 
 
 def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) -> Iterator[NotEvaluated]:
-    """`texts` are those of the files that ran."""
+    """Find what could not be known. `texts` are those of the files that ran."""
     tainted = set(trace.unknown)
     own_names = _assigned(trace, texts)
     names = own_names | trace.variables
@@ -490,7 +492,7 @@ def _unsure(
     targets: Iterable[str],
     project: ConfigureInput,
 ) -> Iterator[str]:
-    """Why the answer of a condition cannot be relied on."""
+    """Say why the answer of a condition cannot be relied on."""
     for name in _unset(command, names):
         yield f"it reads ${{{name}}}, which no file and no variable of the mapping sets"
     before = ""

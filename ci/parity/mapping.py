@@ -93,7 +93,8 @@ class Buck(Model):
     """Functions of the struct of rules that only make text."""
     loads: tuple[Load, ...] = ()
     builders: Annotated[tuple[dict[str, bool], ...], Field(min_length=1)]
-    """Who runs Buck: what `is_oss` of the struct of rules is, and what functions that ask answer."""
+    """Each entry is one who runs Buck: what `is_oss` of the struct of rules is for it, and what functions
+    that ask answer it."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -112,7 +113,8 @@ class CMake(Model):
     targets: tuple[str, ...] = ()
     """Targets of other projects that the files use on every platform."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """Set for every variant: values from a project above, a toolchain file or CMake itself."""
+    """Variables that are set for every variant: values from a project above, a toolchain file or CMake
+    itself."""
     ignored_commands: tuple[str, ...] = ()
     """Commands of projects outside the tree; none changes what a target consists of."""
     outside: tuple[str, ...] = ()
@@ -136,10 +138,10 @@ class Variant(Model):
 class MappedPair(Model):
     name: Name
     buck: Annotated[tuple[Label, ...], Field(min_length=1)]
-    """Names, or patterns: of all libraries that nothing else in the mapping names."""
+    """Names of libraries, or patterns for all libraries that nothing else in the mapping names."""
     cmake: tuple[str, ...] = ()
     like: Name | None = None
-    """Instead of `cmake`: the pair with the same CMake targets, on other variants."""
+    """The pair with the same CMake targets on other variants, named instead of `cmake`."""
     variants: Annotated[tuple[Name, ...], Field(min_length=1)]
 
     @property
@@ -220,7 +222,7 @@ class Deliberate(Model):
         return (self.what,) if isinstance(self.what, str) else self.what
 
     def covering(self, rule: str, what: str, where: str, variants: Iterable[str]) -> str | None:
-        """Which of its names is that of a difference."""
+        """Return which of the entry's names covers the difference, if any."""
         if self.rule != rule or not fnmatchcase(where, self.where):
             return None
         if self.variants and not {*variants} <= {*self.variants}:
@@ -345,7 +347,7 @@ class Findings:
         self.name = self.file.relative_to(ROOT).as_posix() if inside else str(file)
         self._differences: dict[tuple[str, TreePlace, str, str], Difference] = {}
         self._dependencies: dict[str, str | None] = {}
-        """By the names that were asked for, the entry of the mapping that each belongs to."""
+        """Maps each name that was asked for to the entry of the mapping that it belongs to."""
         self.incomplete = False
         """Whether something was not evaluated, so that entries may seem unused although they are not."""
 
@@ -361,7 +363,7 @@ class Findings:
         variant: str = "",
         note: bool = False,
     ) -> None:
-        """`words` complete the text of the rule, or of one of its cases."""
+        """Report a difference. `words` complete the text of the rule, or of one of its cases."""
         text = parity_texts()[rule].case[case] if case else parity_texts()[rule]
         own = {"what": what, "where": where, "variant": variant, "mapping": self.name, **words}
         message, fix = text.message.format(**own), text.fix.format(**own)
@@ -371,16 +373,16 @@ class Findings:
             difference.variants.append(variant)
 
     def report_stale(self, table: str, position: int, what: str, why: str) -> None:
-        """An entry of the mapping that nothing needs. Somebody's clean-up is no error."""
+        """Report an entry of the mapping that nothing needs. Somebody's clean-up is no error."""
         place = self.place(table, position)
         self.report("parity-stale-entry", place, what, table, {"why": why}, note=True)
 
     def place(self, table: str, position: int) -> TreePlace:
-        """Of an entry of the mapping: an item of `[[table]]`."""
+        """Return the line of an entry of the mapping, which is an item of `[[table]]`."""
         return TreePlace(self.name, line_of((table, position), self.file) or 1)
 
     def node_of(self, name: str) -> str | None:
-        """The `[[dependencies]]` that names it, or has a pattern for it."""
+        """Return the `[[dependencies]]` that names it, or has a pattern for it."""
         if name not in self._dependencies:
             entries = (
                 entry.name for entry in self.mapping.dependencies if any_of(name, (*entry.buck, *entry.cmake))

@@ -1,4 +1,5 @@
-"""Where the two builds of the mapping's pairs differ, and what is wrong within either, for one variant."""
+"""Find where the two builds of the mapping's pairs differ, and what is wrong within either, for one
+variant."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def reached(side: Side, library: Target) -> list[NamedItem]:
 
 
 def compare(findings: Findings, variant: Variant, bucks: Sequence[Side], cmake: Side) -> None:
-    """All findings of one variant. What one of Buck's builders does not declare, another may."""
+    """Find all differences of one variant. What one of Buck's builders does not declare, another may."""
     for side in (*bucks, cmake):
         for trouble in side.troubles:
             findings.incomplete = True
@@ -261,8 +262,8 @@ class _Comparison:
             self.report(rule, item.place, node, pair.name, {"name": item.name})
 
     def _dependencies_within(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
-        """Dependencies between the Buck libraries of one pair, by their files: CMake links them where Buck
-        has one library for several of its targets."""
+        """Find dependencies between the Buck libraries of one pair, by their files: CMake links them where
+        Buck has one library for several of its targets."""
         owner = {item.name: library.name for library in buck for item in library.compiled}
         part = {
             library.name: {owner[item.name] for item in library.compiled if item.name in owner}

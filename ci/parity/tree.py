@@ -204,7 +204,7 @@ class Target:
     included: dict[str, NamedItem] = field(default_factory=dict)
     """Buck's headers by the name that they are included by, where this is not their path in the tree."""
     namespace: TreePlace | None = None
-    """Where Buck's `header_namespace` is; None where it is the package's path."""
+    """The line of Buck's `header_namespace`; None if it is not set, so that the package's path is used."""
     definitions: list[NamedItem] = field(default_factory=list)
     """Preprocessor definitions, `NAME` or `NAME=VALUE`, without `-D`."""
     options: list[NamedItem] = field(default_factory=list)
@@ -212,11 +212,11 @@ class Target:
     standard: NamedItem | None = None
     """The C++ standard by its number, `17`; None where the target itself sets none."""
     archive: TreePlace | None = None
-    """Where the build says that users of this library link all of it."""
+    """The line that says that users of this library link all of it."""
     includes: list[NamedItem] = field(default_factory=list)
     """Directories of the tree in which headers are searched."""
     platforms: tuple[str, ...] = ()
-    """Buck's; empty where it names none."""
+    """The platforms that Buck names; empty if it names none."""
     command: tuple[str, ...] = ()
     """The words of a generating rule, the program first; one that a target builds has that target's name."""
 
@@ -230,7 +230,7 @@ class Target:
             self.options.append(NamedItem(flag, place, scope))
 
     def add_definition(self, text: str, place: TreePlace, scope: str) -> None:
-        """`X=1` is what a compiler makes of `X`."""
+        """Add a definition. `X=1` is what a compiler makes of `X`."""
         self.definitions.append(NamedItem(text.removesuffix("=1"), place, scope))
 
     @property
@@ -254,11 +254,11 @@ class Side:
     """One build system's view of the tree for one variant."""
 
     libraries: dict[str, Target] = field(default_factory=dict)
-    """Those that compile something."""
+    """The targets that compile something, by name."""
     outside: dict[str, Target] = field(default_factory=dict)
     """CMake's libraries of other projects, with what the tree's files say that they hand on."""
     rules: list[Target] = field(default_factory=list)
-    """Those that compile nothing: `genrule`, `export_file`, `filegroup`, `add_custom_command`."""
+    """The targets that compile nothing: `genrule`, `export_file`, `filegroup`, `add_custom_command`."""
     resources: list[NamedItem] = field(default_factory=list)
     """Files that a library brings along."""
     labels: list[NamedItem] = field(default_factory=list)

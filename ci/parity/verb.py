@@ -77,7 +77,7 @@ def _groups(differences: Sequence[Difference]) -> dict[tuple[str, str, str], lis
 
 
 def _root(folder: Path | None, selection: Selection) -> Path:
-    """The tree that is named, else the user's own, else the profile's in the store."""
+    """Return the tree that is named, else the user's own, else the profile's in the store."""
     from provisioning.base.errors import EnvironmentLacking
     from provisioning.components import EXECUTORCH_SOURCE
     from provisioning.environment import users_own

@@ -43,7 +43,7 @@ class Certificate:
 
 
 def certificate_of(der: bytes) -> x509.Certificate:
-    """Raises many kinds of exception for a damaged one."""
+    """Parse a certificate. Raises many kinds of exception for a damaged one."""
     certificate = x509.load_der_x509_certificate(der)
     # Parsing is lazy: read everything that is used later, so that damage is found here.
     certificate.public_key()
@@ -76,7 +76,7 @@ def join(chain: Sequence[x509.Certificate]) -> bytes:
 
 
 def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
-    """Raises BadLibrary, which names the first one that is damaged."""
+    """Parse certificates. Raises BadLibrary, which names the first one that is damaged."""
     certificates = []
     for index, der in enumerate(ders):
         try:
@@ -91,7 +91,8 @@ def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
 
 
 def read_root(path: Path) -> x509.Certificate:
-    """One certificate, PEM or DER. A file with several is refused: it does not say which one to trust."""
+    """Read one certificate, PEM or DER. A file with several is refused: it does not say which one to
+    trust."""
     try:
         content = path.read_bytes()
         if b"-----BEGIN" in content:
@@ -150,14 +151,15 @@ def name_of(certificate: x509.Certificate) -> str:
 
 
 def chain_with(chain: Sequence[x509.Certificate], root: x509.Certificate | None) -> list[x509.Certificate]:
-    """The chain up to its root: many leave the root out."""
+    """Return the chain up to its root: many leave the root out."""
     last = chain[-1]
     left_out = root is not None and last != root and last.subject != last.issuer
     return [*chain, root] if root is not None and left_out else list(chain)
 
 
 def broken_link(chain: Sequence[x509.Certificate]) -> str:
-    """Why the certificates are not one path, each signed by the next; empty if they are one (RFC 5280, 6.1).
+    """Say why the certificates are not one path, each signed by the next; empty if they are one (RFC 5280,
+    6.1).
 
     `problem` cannot tell: its verifier looks for a path and ignores certificates that are not on it."""
     for index, (certificate, issuer) in enumerate(itertools.pairwise(chain)):
@@ -185,7 +187,8 @@ def test_key(chain: Sequence[x509.Certificate]) -> str:
 
 
 def problem(chain: Sequence[x509.Certificate], at: dt.datetime) -> str:
-    """What cryptography's verifier refuses if the last certificate is trusted; empty for a chain that holds.
+    """Say what cryptography's verifier refuses if the last certificate is trusted; empty for a chain that
+    holds.
 
     It judges issuers, signatures, validity, CAs, path lengths, key usage, critical extensions, algorithms."""
     agnostic = verification.Criticality.AGNOSTIC

@@ -50,7 +50,7 @@ def _format(bits: int) -> Format:
 
 
 _FORMATS = {bytes((bits // 32, 1)): _format(bits) for bits in (32, 64)}
-"""By class and byte order."""
+"""The layout of an ELF file's structures, by its class and byte order as e_ident states them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def sections(self) -> range:
-        """Where each section header begins; empty if there are none. Raises BadLibrary."""
+        """The places at which section headers begin; empty if there are none. Raises BadLibrary."""
         header, size = self.header, self.format.section.size
         if header.shoff == 0:
             return range(0)
@@ -127,7 +127,7 @@ class Layout:
 
 
 def layout(data: Bytes) -> Layout:
-    """Raises BadLibrary for what is no ELF file or has not all of its headers."""
+    """Read the headers. Raises BadLibrary for what is no ELF file or has not all of its headers."""
     if data[:4] != MAGIC:
         raise BadLibrary("file", "not an ELF file" if len(data) else "it is empty")
     kind = bytes(data[4:6])

@@ -40,7 +40,7 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """Raises UsageError if the file cannot be opened. Damage is described, not raised."""
+    """Describe a library's signature, and any damage. Raises UsageError only if the file cannot be opened."""
     with signed_library.mapped(path) as data:
         try:
             elf, signed = signed_library.parse(data)

@@ -124,7 +124,7 @@ def to_sign(
 
 
 def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
-    """The QNN version; empty if it is not known. Raises if it is too old for the chip's LPAI."""
+    """Return the QNN version; empty if it is not known. Raises if it is too old for the chip's LPAI."""
     builds = {build.lstrip("v") for path in files for build in build_ids(path)}
     version = (version_of("qnn-sdk", root) if root else "") or min(builds, key=_numbers, default="")
     lpai = qnn_libraries.table().lpai[str(chip.lpai)]

@@ -183,7 +183,8 @@ def _elfsigner(
 
 
 def _environment(options: SignOptions, selection: Selection) -> Environment | None:
-    """None where it is not needed: a rehearsal with libraries that the user names."""
+    """Find the environment. Returns None if it is not needed: for a rehearsal with libraries that the user
+    names."""
     if options.signer == "dev" and not options.direct and options.library:
         return None
     environment = resolve(selection, os.environ)

@@ -122,7 +122,7 @@ class Container:
 
 
 def parse(segment: bytes) -> Container:
-    """Raises BadLibrary for an unknown version or parts that do not fit the segment."""
+    """Parse a hash segment. Raises BadLibrary for an unknown version or parts that do not fit the segment."""
     if len(segment) < 8:
         raise BadLibrary(HEADER, f"the hash segment has only {len(segment)} bytes")
     version = struct.unpack_from("<I", segment, 4)[0]
@@ -158,7 +158,7 @@ def parse(segment: bytes) -> Container:
 
 
 def parse_metadata(data: bytes) -> Metadata:
-    """Version 6's metadata, from either metadata part."""
+    """Read version 6's metadata, from either metadata part."""
     if len(data) < METADATA_SIZE:
         raise BadLibrary(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
     numbers = struct.unpack_from("<30I", data)

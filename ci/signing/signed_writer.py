@@ -15,7 +15,7 @@ from ci.signing.elf_headers import PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegme
 from provisioning.base.errors import UsageError
 
 SOFTWARE_ID = 0x04
-"""The audio DSP's, which LPAI runs on."""
+"""The software id of the audio DSP, which LPAI runs on."""
 
 SHT_NULL = 0
 SECTION_TYPE_FIELD, SECTION_OFFSET_FIELD = 1, 4

@@ -128,7 +128,7 @@ def _binding_of(
 
 
 def _serial(text: str) -> int:
-    """As signing tools write it: without 0x, 12345678 could be either notation."""
+    """Parse a serial as signing tools write it. The 0x is required: 12345678 could be either notation."""
     serial = int(text, 16) if re.fullmatch("0[xX][0-9a-fA-F]+", text) else 0
     if not 0 < serial <= 0xFFFFFFFF:
         raise UsageError(
@@ -139,7 +139,7 @@ def _serial(text: str) -> int:
 
 
 def _number(flag: str, text: str | None) -> int | None:
-    """32 bits, decimal or with 0x."""
+    """Parse a number of 32 bits, decimal or with 0x."""
     if text is None:
         return None
     try:

@@ -144,7 +144,8 @@ class Verification:
 
 
 def verify(data: Bytes, binding: ExpectedSignature | None = None) -> Verification:
-    """Never raises for the content of a file: damage is a failed check."""
+    """Check everything about a signature. Never raises for the content of a file: damage is a failed
+    check."""
     binding = binding or ExpectedSignature()
     try:
         _, signed = signed_library.parse(data)
@@ -381,7 +382,7 @@ def _single(value: int | None) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """None: this container version does not publicly say."""
+    """A field is None if this container version does not publicly state it."""
 
     software_id: int | None = None
     hardware_id: int | None = None
@@ -392,7 +393,7 @@ class Bindings:
 
 
 def bindings(signed: Signed) -> Bindings:
-    """Read from the metadata of version 6, or the common metadata of version 7."""
+    """Read what a library is bound to, from the metadata of version 6 or the common metadata of version 7."""
     if signed.container.version == 7:
         software_id = signed.container.common["software_id"]
         known = mbn.parse_v7_metadata(signed.part(mbn.METADATA))
@@ -420,7 +421,7 @@ def _verdict(part: str, problems: list[str], good: str) -> Iterator[SignatureChe
 
 
 def findings_of(path: Path, result: Verification, *, waivers: Iterable[str] = ()) -> Iterator[Finding]:
-    """Errors for what failed or is not proven, a warning for a rehearsal, notes for the rest."""
+    """Report errors for what failed or is not proven, a warning for a rehearsal, notes for the rest."""
     subject = str(path)
     waivers = set(waivers)
     for check in result.checks:

@@ -49,7 +49,7 @@ OUTCOMES: dict[int, Any] = {
     INTERRUPTED: "interrupted",
     TERMINATED: "interrupted",
 }
-"""By exit code."""
+"""The outcome that an answer states, by exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class AnsweredFinding:
     next: str
     """The command to type next: the fix's, or this one as the fix changes it. Empty where there is none."""
     place: Place | None
-    """In the user's repository."""
+    """The line in the user's repository that the finding is about."""
     edit: Edit | None
     """The change of a file that the fix names; `next` is then to be typed after it."""
 
@@ -73,15 +73,15 @@ class Answer:
     schema: Literal[1]
     verb: str
     command: str
-    """As typed, without --json."""
+    """The command as it was typed, without --json."""
     python: str
     """The interpreter that did the work."""
     exit_code: int
     outcome: Literal["pass", "fail", "usage", "lacking", "upstream", "internal", "interrupted"]
     findings: list[AnsweredFinding]
     next: str
-    """That of the first finding that has one: errors come first, then warnings. If none has, what the
-    command says is next."""
+    """The next command of the first finding that has one: errors come first, then warnings. If none has, it
+    is what the command itself says is next."""
     output: list[str]
     """The lines that the command prints without --json."""
 
@@ -96,7 +96,7 @@ class _Open:
     reports: dict[str, Sequence[Finding]] = field(default_factory=dict)
     own_findings: list[Finding] = field(default_factory=list)
     corrected: dict[str, Sequence[str]] = field(default_factory=dict)
-    """By a finding's message: this command with the name that was meant."""
+    """Maps a finding's message to this command with the name that was meant."""
     parser: argparse.ArgumentParser | None = None
 
     @property
@@ -110,13 +110,13 @@ _open: _Open | None = None
 
 
 def add(**facts: Any) -> None:
-    """The evidence of the command that runs: fields of its answer."""
+    """Add evidence of the command that runs, as fields of its answer."""
     if _open:
         _open.facts |= facts
 
 
 def refuse(verb: str) -> None:
-    """For a verb whose process becomes another program, or speaks a protocol."""
+    """Refuse --json for a verb whose process becomes another program, or speaks a protocol."""
     if _open:
         raise UsageError(f"{verb} answers to what it talks with, not by {FLAG}", fix=leave_out(FLAG))
 
@@ -133,7 +133,7 @@ def add_report(report: Report) -> None:
 
 
 def add_error(error: ToolkitError) -> None:
-    """What ended the command. A report may have it already."""
+    """Add the error that ended the command. A report may have it already."""
     from provisioning.base.findings import Finding, Severity
 
     if _open is None or any(
@@ -148,7 +148,7 @@ def add_error(error: ToolkitError) -> None:
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
-    """The command line that runs: which of its flags take a value."""
+    """Keep the command line that runs, to know which of its flags take a value."""
     if _open:
         _open.parser = parser
 
@@ -300,7 +300,7 @@ def _next(draft: _Open, finding: Finding) -> str:
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
-    """By flag: whether it takes a value."""
+    """Map each flag to whether it takes a value."""
     return {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
 
 
@@ -322,7 +322,7 @@ def _typed(*words: str) -> str:
 
 
 def _printable(value: object) -> object:
-    """As it may be shown: much of the text is of models, logs and files. JSON has no infinity."""
+    """Make a value safe to show: much of the text is of models, logs and files. JSON has no infinity."""
     if isinstance(value, str):
         return visible(value)
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

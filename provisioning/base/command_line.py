@@ -110,8 +110,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Of two words, the second of which may be left out, argparse takes the second only beside the first.
-        Here flags may stand between them."""
+        """Parse the words. argparse takes a second word that may be left out only directly after the first;
+        here flags may stand between them."""
         self._words = args or ()
         positionals = self._get_positional_actions()
         if len(positionals) > 1 and positionals[-1].nargs == "?":
@@ -126,7 +126,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(UsageError.exit_code, _red(f"error: {message}\n  try: {error.fix}\n{usage}\n"))
 
     def _explain(self, message: str) -> UsageError:
-        """With the flag or the choice that was meant."""
+        """Say which flag or choice was probably meant."""
         import re
 
         unknown = UsageError(message, fix=Fix("{} {}", self.prog, ("--help",)))
@@ -144,7 +144,7 @@ class Parser(argparse.ArgumentParser):
         return mistake if mistake.near else unknown
 
     def _repeated(self, values: Sequence[str]) -> Fix | None:
-        """The flag before each of these values, where they stand behind one that takes several."""
+        """Yield the flag before each of these values, if they stand behind one that takes several."""
         if values[0] not in self._words:
             return None
         place = self._words.index(values[0])
@@ -255,7 +255,7 @@ def main(
 
 
 def _unknown_verb(name: str, verbs: Mapping[str, Verb]) -> UsageError:
-    """With the verbs that begin so, and what each does; else with the nearest."""
+    """Name the verbs that begin so, and what each does; without any, the nearest verb."""
     message = f"there is no verb {name!r}"
     begun = [(f"  {verb}", verbs[verb].summary) for verb in sorted(verbs) if verb.startswith(f"{name}_")]
     if len(begun) < 2:
@@ -415,9 +415,9 @@ def module_of(verb: Verb) -> VerbModule:
 
 
 def arguments_of(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
-    """What the words mean to a verb, which is not run.
+    """Parse a verb's words without running it.
 
-    Where its command line refuses them, what was parsed before: the verb itself says what is wrong."""
+    If its command line refuses them, return what was parsed before: the verb itself says what is wrong."""
     parser = Parser()
     module_of(verb).configure(parser)
     arguments = argparse.Namespace()
@@ -427,13 +427,13 @@ def arguments_of(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def checked(program: str, name: str, verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
-    """What the words mean to a verb, which is not run. Where its command line refuses them, so does this."""
+    """Parse a verb's words without running it. If its command line refuses them, so does this."""
     args: argparse.Namespace = _parser(program, name, verb).parse_args(answer.split_json(argv)[0])
     return args
 
 
 def _as_here(text: str) -> str:
-    """A page of help: an installed copy has neither nox nor our packages."""
+    """Adapt a page of help to this copy: an installed one has neither nox nor our packages."""
     if CLONE:
         return text
     import re

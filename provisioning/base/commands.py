@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 Command: TypeAlias = tuple[str, ...]
 
 SPELLED_INSTALLED = "QNN_CI_SPELLED_INSTALLED"
-"""Set in jobs of a repository that has no clone of ours: commands are printed for `qnn-ci`."""
+"""This variable is set in jobs of a repository that has no clone of ours: commands are printed for
+`qnn-ci`."""
 
 
 def quoted(*words: str | Path) -> str:
@@ -57,12 +58,12 @@ class Fix(str):
 
     @classmethod
     def read(cls, packed: Sequence[str | Sequence[str]]) -> Fix:
-        """From `parts` as JSON has them."""
+        """Make a fix from `parts` as JSON has them."""
         return cls("{}" * len(packed), *packed)
 
     @property
     def installed(self) -> str:
-        """As pages spell it: `qnn-ci VERB …`."""
+        """The text with commands as pages spell them: `qnn-ci VERB …`."""
         return _spelled(self.parts, False)
 
     @property
@@ -71,12 +72,12 @@ class Fix(str):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Of verb and arguments; empty where there is none that can be typed as it stands."""
+        """The verb with its arguments; empty if there is no command that can be typed as it stands."""
         return () if self._first[:1] and self._first[0].startswith("-") else self._first
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What to add to the command that was typed."""
+        """The flags to add to the command that was typed."""
         return () if self.command else self._first
 
     @property
@@ -89,7 +90,7 @@ class Fix(str):
         return self.with_commands(lambda command: (*command, *flags))
 
     def selecting(self, profile: Sequence[str], target: Sequence[str]) -> Fix:
-        """With these flags in each command of provisioning that has none such; `target` is for `env`, which
+        """Add these flags to each command of provisioning that has none such. `target` is for `env`, which
         without it looks for the host's tree."""
 
         def selected(command: Command) -> Command:
@@ -101,7 +102,7 @@ class Fix(str):
         return self.with_commands(selected)
 
     def with_commands(self, change: Callable[[Command], Command]) -> Fix:
-        """The same text, with each command as `change` returns it."""
+        """Return the same text, with each command as `change` returns it."""
         return Fix.read([part if isinstance(part, str) else change(part) for part in self.parts])
 
 
@@ -137,17 +138,17 @@ def session(name: str, *arguments: str | Path) -> Fix:
 
 
 def repeated(flag: str, values: Iterable[object] | None) -> list[str]:
-    """The flag before each of its values that is not None."""
+    """Repeat the flag before each of its values that is not None."""
     return [part for value in values or () if value is not None for part in (flag, str(value))]
 
 
 def add_flags(*words: str) -> Fix:
-    """The command that was typed, with these."""
+    """Return the command that was typed, with these flags."""
     return Fix("{}", words)
 
 
 def leave_out(flag: str, more: str = "") -> Fix:
-    """The command that was typed, without this flag."""
+    """Return the command that was typed, without this flag."""
     fix = Fix(f"leave {flag} out{more}")
     fix.without = flag
     return fix

@@ -75,7 +75,7 @@ def parse(
 
 
 def _corrections(errors: list[Any], model: type[BaseModel]) -> dict[Place, Place]:
-    """By place of a key that there is not, the place of the one that it was to be."""
+    """Map the place of each unknown key to the place of the key that was probably meant."""
     from difflib import get_close_matches
 
     schema = model.model_json_schema()
@@ -94,7 +94,7 @@ def _has_wrong_items(place: Place, errors: list[Any]) -> bool:
 
 
 def _parts_of(error: Any) -> tuple[str, str, str]:
-    """(key, expected, found) of one of pydantic's errors."""
+    """Return (key, expected, found) of one of pydantic's errors."""
     key = ".".join(str(part) for part in error["loc"]) or "(top)"
     if error["type"] == "missing":
         return key, "a value", "nothing"
@@ -104,6 +104,6 @@ def _parts_of(error: Any) -> tuple[str, str, str]:
 
 
 def _lowercase(message: str) -> str:
-    """A message of pydantic as part of a sentence; patterns and names in it keep their case."""
+    """Turn a message of pydantic into a part of a sentence; patterns and names in it keep their case."""
     text = message.removeprefix("Value error, ").removeprefix("Input should be ")
     return text if text[:1] == "`" else text[:1].lower() + text[1:]

@@ -103,12 +103,13 @@ class ArchiveError(IntegrityError):
 
 
 def exit_code_of(*, good: bool) -> int:
-    """Of a command that has checked something."""
+    """Return the exit code of a command that has checked something."""
     return 0 if good else CheckFailed.exit_code
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that it came from, each once. urllib3 hides causes in arguments and in `reason`."""
+    """Yield the error and all that it came from, each once. urllib3 hides causes in arguments and in
+    `reason`."""
     ids: set[int] = set()
     queue: list[object] = [error]
     while queue:

@@ -185,11 +185,10 @@ UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 def disk_error(
     error: OSError, elsewhere: str, where: Path | None = None, room: int | None = None
 ) -> EnvironmentLacking | None:
-    """`error` as one of ours; None where it is no error of the machine.
+    """Return `error` as one of ours; None if it is no error of the machine.
 
-    `elsewhere` says how to choose another place: "choose another path". `where` is the folder or file, if
-    the error does not name it; `room` the bytes that a full disk lacks room for.
-    """
+    `elsewhere` says how to choose another place: "choose another path". `where` is the folder or file, if the
+    error does not name it; `room` is the number of bytes that a full disk lacks room for."""
     fix = _REMEDIES.get(error.errno or 0)
     if fix is None:
         return None

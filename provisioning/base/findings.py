@@ -17,7 +17,8 @@ from provisioning.base.foreign import mapped
 
 SCHEMA: Literal[2] = 2
 MOST_BYTES = 16 << 20
-"""Of a report: another job's may be a stranger's, and reading it takes up to 65 times as much memory."""
+"""The size limit of a report: another job's may be a stranger's, and reading it takes up to 65 times as much
+memory."""
 
 if TYPE_CHECKING:
     Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
@@ -51,16 +52,16 @@ _PLACE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """In the user's repository, which `file` is relative to."""
+    """A place in the user's repository, which `file` is relative to."""
 
     file: str
     line: int = 1
     column: int = 0
-    """0 where only the line is known."""
+    """The column; 0 if only the line is known."""
 
     @classmethod
     def read(cls, text: str) -> Place | None:
-        """FILE:LINE or FILE:LINE:COLUMN."""
+        """Parse FILE:LINE or FILE:LINE:COLUMN."""
         match = _PLACE.fullmatch(text)
         return cls(match["file"], int(match["line"]), int(match["column"] or 0)) if match else None
 
@@ -101,7 +102,7 @@ class Finding:
 
     @property
     def other_place(self) -> str:
-        """Its place, where the subject does not say it already."""
+        """The finding's place; empty if the subject says it already."""
         return str(self.place) if self.place and str(self.place) != self.subject else ""
 
 
@@ -157,7 +158,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        """Raises ValueError with the reason for anything that is not a report."""
+        """Read a report. Raises ValueError with the reason for anything that is not one."""
         from pydantic import TypeAdapter, ValidationError
 
         with path.open("rb") as stream:
@@ -176,7 +177,7 @@ class Report:
 
 
 def _finite(value: object) -> object:
-    """Null in place of a figure that is no number: JSON has none, and the findings say it."""
+    """Replace a figure that is no number by null: JSON has none, and the findings say it."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -189,7 +190,7 @@ def _absurd_number(value: object) -> int | float | None:
 
 
 def unwritable(path: Path, error: OSError) -> ToolkitError:
-    """The error for a report, or a file beside it, that cannot be written."""
+    """Return the error for a report, or a file beside it, that cannot be written."""
     message, elsewhere = f"cannot write the report {path}: {error.strerror}", "--reports or QNN_CI_REPORTS"
     if error.errno in OF_MACHINE and (
         trouble := disk_error(error, f"name another disk with {elsewhere}", path)

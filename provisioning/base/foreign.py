@@ -15,7 +15,7 @@ from provisioning.base.errors import ToolkitError
 MEMORY, MEMORY_A_BYTE = 1 << 30, 3
 """Bytes that reading a file may take: libraries hold a content up to three times."""
 SECONDS, BYTES_A_SECOND = 20.0, 50 << 20
-"""Of the processor, so that a busy machine changes nothing. Reading takes a tenth of it."""
+"""Seconds are of the processor, so that a busy machine changes nothing. Reading takes a tenth of them."""
 
 # Control characters except tab and newline, the C1 range, direction marks, lone surrogates, and what else XML
 # cannot hold.
@@ -27,24 +27,26 @@ _COMMAND = re.compile(r"^(\s*)::|##\[", re.MULTILINE)
 
 
 def visible(text: str) -> str:
-    """The text with everything that would steer a terminal or a CI runner, or hide, shown as an escape."""
+    """Return the text with everything that would steer a terminal or a CI runner, or hide, shown as an
+    escape."""
     if not text.isprintable():
         text = _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
     return _COMMAND.sub(lambda match: "##\\[" if match[1] is None else f"{match[1]}\\::", text)
 
 
 def in_line(text: str) -> str:
-    """The same as a part of one line: its own line ends are escapes too."""
+    """Return the same as a part of one line: its own line ends are escapes too."""
     return visible(text.replace("\r", "\\r").replace("\n", "\\n"))
 
 
 def one_line(text: str) -> str:
-    """The same with one blank for any number of blanks and line ends."""
+    """Return the same with one blank for any number of blanks and line ends."""
     return " ".join(visible(text).split())
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same value with `change` of each text and number that is anywhere in it, of names too."""
+    """Return the same value with `change` applied to each text and number that is anywhere in it, names
+    included."""
     if isinstance(value, Mapping):
         return {change(name): mapped(inner, change) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -37,9 +37,10 @@ class Option:
     flag: str
     help: str
     verbs: tuple[str, ...]
-    """Those that take it."""
+    """The verbs that take the option."""
     default: object
-    """True: the flag turns it off. A tuple: the flag may be repeated."""
+    """The value if the flag is not typed. If it is True, the flag turns it off; if it is a tuple, the flag
+    may be repeated."""
     letter: str
     """The short flag, such as `-o`."""
     metavar: str
@@ -135,7 +136,7 @@ def option(
 
 
 def declared_options(kind: type[Options]) -> Mapping[str, Option]:
-    """By the field's name, the options that mean something here."""
+    """Map each field's name to its option, for the options that mean something here."""
     return {row.name: row.metadata[METADATA] for row in fields(kind) if row.name not in kind.ignored}
 
 

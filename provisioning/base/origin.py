@@ -1,4 +1,4 @@
-"""Where this copy of the toolkit came from: the address and the commit that a workflow names."""
+"""Find where this copy of the toolkit came from: the address and the commit that a workflow names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ON_GITHUB = re.compile(
 
 
 def this_copy(root: Path = ROOT) -> Project:
-    """An installed copy knows both from its installer, and a clone from git; what neither says is empty."""
+    """Return the address and the commit of this copy. An installed copy knows both from its installer, a
+    clone from git; what neither says is empty."""
     ours = project(root)
     if not (root / ".git").exists():
         return ours

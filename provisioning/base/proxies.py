@@ -1,4 +1,6 @@
-"""Proxies by their variables. Standard library only: noxfile.py comes here before any environment exists."""
+"""Find which proxy cannot be reached, by its variable.
+
+This module uses the standard library only: noxfile.py imports it before any environment exists."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ NO_PROXY = re.compile(r"ProxyError|Cannot connect to proxy|tunnel error", re.IGN
 
 
 def dead_proxy(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The variable whose proxy could not be reached, by what pip, uv or a library says; else empty."""
+    """Return the variable whose proxy pip, uv or a library says that it could not reach; else empty."""
     proxies = {name: urlsplit(value).hostname for name in PROXIES if (value := environ.get(name))}
     named = [name for name, host in proxies.items() if host and f"host='{host}'" in text]
     return next(iter(named or (proxies if NO_PROXY.search(text) else ())), "")

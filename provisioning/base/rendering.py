@@ -71,7 +71,8 @@ def errors_of(reports: Iterable[Report]) -> list[Finding]:
 
 
 def identity(report: Report, finding: Finding) -> Hashable:
-    """Equal for two reports of one error: of one program, or of one line of the suite's file."""
+    """Return what is equal for two reports of one error, whether of one program or of one line of the suite's
+    file."""
     if finding.place and finding.subject == report.stage:
         return finding.place, finding.message
     return finding.rule, finding.subject, finding.message
@@ -163,7 +164,7 @@ def write(text: str, stream: TextIO) -> None:
 
 
 def drop_output(stream: TextIO) -> None:
-    """Nobody reads it any more."""
+    """Drop the rest of the output, which nobody reads any more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -224,7 +225,8 @@ def _chosen(words: Sequence[str], expression: str) -> tuple[str, ...]:
 
 
 def finding_lines(finding: Finding, width: int) -> Text:
-    """What it is about, its message and its fix. No word is broken: a path or a command can be pasted."""
+    """Show what it is about, its message and its fix. No word is broken: a path or a command can be
+    pasted."""
     from rich.text import Text
 
     text = Text(no_wrap=True, overflow="ignore")

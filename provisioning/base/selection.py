@@ -38,9 +38,9 @@ class Named:
 
     text: str
     chips: tuple[str, ...]
-    """QNN's names; of a device also other makers'."""
+    """QNN's names of the chips; a device may also have chips of other makers."""
     official: bool = False
-    """Of a chip by its maker, which is not shortened."""
+    """Whether the chip's maker uses this name, which is then not shortened."""
 
     def __str__(self) -> str:
         return f"{self.text} ({' or '.join(self.chips)})"
@@ -57,17 +57,18 @@ def _table() -> dict[str, Any]:
 
 
 def known_chips() -> list[str]:
-    """QNN's names."""
+    """List QNN's names of the chips."""
     return [*_table()["socs"]]
 
 
 def names_of(chip: str) -> list[Named]:
-    """What else a chip is called, then the devices that are sold with it."""
+    """List what else a chip is called, then the devices that are sold with it."""
     return [name for name in _known_names() if chip in name.chips and name.text != chip]
 
 
 def chip_named(name: str) -> str:
-    """QNN's name of the chip that the user means; what may mean several is refused with its choices."""
+    """Return QNN's name of the chip that the user means. A name that may mean several is refused with its
+    choices."""
     socs = _table()["socs"]
     if name in socs:
         return name
@@ -130,7 +131,7 @@ def _refuse_other(word: str) -> None:
 
 
 def simple(name: str) -> str:
-    """However it is written: `Snapdragon 8 Gen 3`, `8gen3`, `8-gen-3`."""
+    """Reduce a name to what all its spellings share: `Snapdragon 8 Gen 3`, `8gen3`, `8-gen-3`."""
     words = re.sub("[^a-z0-9+]", "", name.lower())
     return re.sub("^(qualcomm|snapdragon|samsung|galaxy)+", "", words)
 
@@ -144,7 +145,8 @@ def _known_names() -> Iterator[Named]:
 
 
 def add_selection(parser: argparse.ArgumentParser, *, executorch: bool = True) -> None:
-    """The flags that every verb shares. Without `executorch` the verb has a flag of that name itself."""
+    """Add the flags that every verb shares. `executorch` is false for a verb that has a flag of that name
+    itself."""
     parser.set_defaults(executorch_by_word="")
     group = parser.add_argument_group("selection")
     group.add_argument("--profile", help=f"set of pins to use [QNN_CI_PROFILE, {DEFAULT_PROFILE}]")
@@ -207,7 +209,7 @@ def _names(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _chips(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
-    """QNN's names of the chips, each once; says which it is where the user named one otherwise."""
+    """Return QNN's names of the chips, each once; says which it is if the user named one otherwise."""
     typed = _names(source, values)
     chips = {name: chip_named(name) for name in typed}
     sys.stderr.writelines(f"{source} {name}: {chip}\n" for name, chip in chips.items() if name != chip)

@@ -1,4 +1,4 @@
-"""Where things are, what is selected where the user names nothing, and what this project is called."""
+"""The toolkit's places, its defaults for what the user does not name, and what this project is called."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from provisioning.base.errors import UsageError
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "manifests"
 CLONE = (ROOT / "noxfile.py").is_file()
-"""False in an installed copy: build/, dist/ and Python environments are then in the user's cache."""
+"""Whether this is a clone. In an installed copy build/, dist/ and Python environments are in the user's
+cache."""
 
 TARGETS = ("x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows")
 ANDROID = "aarch64-android"
 WINDOWS = "aarch64-windows"
 DEFAULT_PROFILE = "wheels"
 OFFICIAL_PROFILE = "qnn-2.37"
-"""Has what the package index cannot give: Android's libraries, for example."""
+"""This profile has what the package index cannot give: Android's libraries, for example."""
 DEFAULT_TARGET = "x86_64-linux"
 DEFAULT_SOC = "SM8650"
 
@@ -27,7 +28,8 @@ DEFAULT_SOC = "SM8650"
 WHEEL = "wheel"
 """`--executorch wheel` takes the profile's wheel, whichever tree a variable names."""
 BUILDS_TREE = "QNN_CI_BUILDS_TREE"
-"""Set by the noxfile after a build for a device: what then runs here is built of the same tree first."""
+"""The noxfile sets this variable after a build for a device: what then runs here is built of the same tree
+first."""
 ALL = "all"
 """`--target all` names every target."""
 
@@ -48,12 +50,12 @@ class Selection:
 
     @property
     def socs(self) -> tuple[str, ...]:
-        """At least one: those named, else the default."""
+        """The chips that were named, else the default; there is at least one."""
         return self.named_socs or (self.soc,)
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """At least one: those named, else the default."""
+        """The targets that were named, else the default; there is at least one."""
         return self.named_targets or (self.target,)
 
 
@@ -98,7 +100,7 @@ def cache_folder() -> Path:
 
 
 def root_digest() -> str:
-    """Two versions that are installed side by side have their own."""
+    """Identify this copy's folder: two versions that are installed side by side differ in it."""
     import hashlib
 
     return hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
@@ -120,16 +122,16 @@ def profile_names() -> list[str]:
 
 
 PLACEHOLDER = "OWNER/qnn-ci"
-"""Where nobody has set an address yet."""
+"""This stands for the repository's name until somebody sets an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
     version: str
     repository: str
-    """Its address, `[project.urls]` of pyproject.toml; empty where it has none."""
+    """The repository's address, `[project.urls]` of pyproject.toml; empty if it has none."""
     commit: str = ""
-    """Of an installed copy: the commit that it was installed from, if it came from a repository."""
+    """The commit that an installed copy was installed from, if it came from a repository."""
 
     @property
     def name(self) -> str:
@@ -138,7 +140,8 @@ class Project:
 
 
 def project(root: Path = ROOT) -> Project:
-    """Its metadata: of pyproject.toml in a clone, of the installed distribution elsewhere."""
+    """Read the project's metadata: from pyproject.toml in a clone, from the installed distribution
+    elsewhere."""
     file = root / "pyproject.toml"
     if file.is_file():
         # Late: a bare Python 3.10, which runs the noxfile, has no reader of TOML.

@@ -39,16 +39,17 @@ class Places:
     """The files that findings of a command can be in."""
 
     folders: Sequence[Path]
-    """Those that a path may be relative to."""
+    """The folders that a path may be relative to."""
     tops: Sequence[Path]
     """The user's repositories: of the folder where they typed, of the suites, of ExecuTorch's tree."""
     suites: Sequence[Path]
     suite_of: Mapping[str, Path] = field(default_factory=dict)
-    """By subject: the suite that it is of. Two suites may have a case of one name."""
+    """Maps each subject to its suite. Two suites may have a case of one name."""
 
     @classmethod
     def of(cls, command: str = "", suite_of: Mapping[str, Path] | None = None) -> Places:
-        """`command` is what was typed, and names the suites, or ExecuTorch's tree."""
+        """Find the places of a command. `command` is what was typed, and names the suites, or ExecuTorch's
+        tree."""
         folder, suites = Parser.user_folder(), [*_paths_of("--suite", command)]
         trees = [*_paths_of("--executorch", command)]
         trees += [Path(tree) for tree in (os.environ.get("EXECUTORCH_ROOT"),) if tree]
@@ -107,12 +108,12 @@ class StageRun:
     profile: str
     target: str
     command: str = ""
-    """As the user typed it, where nothing else is said."""
+    """The command of the report; if it is empty, the one that the user typed."""
     findings: list[Finding] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list)
     metrics: dict[str, Metric] = field(default_factory=dict)
     suite_of: dict[str, Path] = field(default_factory=dict)
-    """By program: the suite that it is of."""
+    """Maps each program to its suite."""
     started: str = field(default_factory=utc_now)
     _clock: float = field(default_factory=time.monotonic)
 

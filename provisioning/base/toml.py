@@ -28,7 +28,7 @@ _NAME = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
 
 
 def line_of(place: Place, path: Path) -> int:
-    """The line of a TOML file in which a key or a table stands, or begins what it is in; 0 if none does.
+    """Find the line of a TOML file in which a key or a table stands, or begins what it is in; 0 if none does.
 
     What is in a table stands for it: `[case.net.run]` is of `case.net` too."""
     table: Place = ()
@@ -60,7 +60,7 @@ _WHERE = re.compile(r"\(at line (\d+), column \d+\)")
 
 
 def line_of_error(error: ValueError, text: str) -> int:
-    """The line in which the reader found no TOML: older Pythons say it in words alone."""
+    """Find the line in which the reader found no TOML: older Pythons say it in words alone."""
     if match := _WHERE.search(str(error)):
         return int(match[1])
     return max(1, len(text.splitlines()))

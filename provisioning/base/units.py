@@ -57,12 +57,12 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def in_decibels(value: float) -> str:
-    """A measured figure."""
+    """Format a measured figure."""
     return "bit-equal" if value >= EXACT_DB else f"{value:.1f} dB"
 
 
 def bound_in_decibels(value: float) -> str:
-    """What a figure is held to."""
+    """Format the limit that a figure must keep."""
     return f"{value:g} dB"
 
 
@@ -71,12 +71,12 @@ def utc_now() -> str:
 
 
 def columns() -> int:
-    """Of the terminal that stdout is; 0 where it is none."""
+    """Return the width of the terminal that stdout is; 0 if it is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def terminal_width(environ: Mapping[str, str] = os.environ) -> int:
-    """The terminal's columns, within what reads well; logs get 120."""
+    """Return the terminal's width, within what reads well; logs get 120 columns."""
     columns = environ.get("COLUMNS", "")
     width = (
         int(columns) if columns.isdecimal() and int(columns) else shutil.get_terminal_size((120, 24)).columns
@@ -119,7 +119,7 @@ def wrapped(text: str, width: int, first: str, indent: str) -> list[str]:
 
 
 def readable(text: str, stream: TextIO) -> str:
-    """On a terminal, lines of its width, none broken within a word; elsewhere the same text."""
+    """Wrap text to a terminal's width without breaking a word; elsewhere the text stays the same."""
     if not stream.isatty():
         return text
     lines: list[str] = []

@@ -101,7 +101,7 @@ class Assembly:
         return Origin(part.name, source.name, download.sha256, download.size, source.pin is not None), items
 
     def _earlier(self, part: Part) -> Origin | None:
-        """Of the part in a tree that is to be trusted: what was taken on trust once may not change."""
+        """Find the part in a tree that is to be trusted: what was taken on trust once may not change."""
         definition = definition_of(self.name, self.component)
         for tree in self.store.trees(f"{self.name}-"):
             if tree.inventory.definition == definition and self.store.is_proved(tree):
@@ -127,7 +127,7 @@ class Assembly:
         return items
 
     def _check_identity(self) -> None:
-        """Without a pinned hash, check that version and build are those of the manifest in every library."""
+        """Check, if no hash is pinned, that version and build are those of the manifest in every library."""
         if self.component.pinned:
             return
         root = self.staging / "tree"

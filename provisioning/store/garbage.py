@@ -16,7 +16,7 @@ from provisioning.store.inventory import walk
 from provisioning.store.trees import Tree, Trees, claim
 
 OUTPUT_LOCKS = "output-*"
-"""In locks/: the mutex of each folder that somebody compiles into."""
+"""A pattern in locks/ of the mutexes of folders that somebody compiles into."""
 
 LOCK_KEPT = 24 * 3600.0
 
@@ -73,7 +73,7 @@ def _old_locks(store: Trees) -> Iterator[Path]:
 def _reasons(
     store: Trees, trees: Sequence[Tree], referenced: Callable[[Tree], bool], older_than: float | None
 ) -> dict[Path, str]:
-    """Of the trees that nobody needs, by their roots."""
+    """Say why each tree that nobody needs is garbage, by the trees' roots."""
     reasons: dict[Path, str] = {}
     for tree in trees:
         if not referenced(tree):
@@ -115,7 +115,8 @@ def _serves(download: Path, digests: set[str]) -> bool:
 
 
 def _size(path: Path) -> int:
-    """0 of what another process removes meanwhile: a dry run keeps nobody from changing the store."""
+    """Return the size; 0 if another process removes it meanwhile, since a dry run keeps nobody from changing
+    the store."""
     try:
         if path.is_dir() and not path.is_symlink():
             return sum((path / file).lstat().st_size for file, is_folder in walk(path) if not is_folder)

@@ -37,11 +37,11 @@ GENERATED = "(composed)"
 """The part of files that we write; no part can have this name."""
 
 EVERYTHING = frozenset[str]()
-"""The targets of who names none: all."""
+"""The targets of a caller who names none, which means all."""
 
 LISTS = MANIFESTS / "wheels.json"
 OFFICIAL = MANIFESTS / "trees"
-"""For each official SDK or NDK that somebody provisioned, the hash of each of its files."""
+"""This folder lists the hash of each file of every official SDK or NDK that somebody provisioned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Inventory:
     definition: str
     """Digest of the component's definition, whatever its targets."""
     targets: tuple[str, ...]
-    """Those that the component has files for, and this tree has."""
+    """The targets that the component has files for and that this tree has."""
     origins: tuple[Origin, ...]
     items: tuple[TreeFile, ...]
     schema: int = SCHEMA
@@ -240,14 +240,14 @@ def _kind(status: os.stat_result) -> str:
 
 
 def targets_in(component: Component, targets: Set[str]) -> frozenset[str]:
-    """Those of the targets that the component has files for, beside files for all. Everything below is about
+    """Select the targets that the component has files for, beside files for all. Everything below is about
     such a set; an empty one is no target then."""
     names = {target for part in component.parts for rule in part.place for target in rule.targets}
     return frozenset(names & targets if targets else names)
 
 
 def parts_for(component: Component, targets: Set[str]) -> list[Part]:
-    """The parts with files for one of the targets, or for all. The others are not even fetched."""
+    """Select the parts with files for one of the targets, or for all. The others are not even fetched."""
 
     def serves(part: Part) -> bool:
         with_targets = [rule for rule in part.place if rule.targets]
@@ -272,7 +272,7 @@ def tree_key(definition: str, targets: Set[str]) -> str:
 
 
 class Placing:
-    """Where each member of a part goes."""
+    """Decides where each member of a part goes."""
 
     def __init__(self, part: Part, targets: Set[str]) -> None:
         self._targets = targets
@@ -341,7 +341,7 @@ def sdk_yaml(name: str, component: Component, origins: Sequence[Origin], items: 
 def inventory_of(
     name: str, component: Component, targets: Set[str], origins: Sequence[Origin], items: Sequence[TreeFile]
 ) -> Inventory:
-    """Of the tree that these files make; with the sdk.yaml, if it has one of ours."""
+    """Make the inventory of the tree that these files make; with the sdk.yaml, if it has one of ours."""
     if text := sdk_yaml(name, component, origins, items).encode():
         digest = hashlib.sha256(text).hexdigest()
         items = [*items, TreeFile("sdk.yaml", "file", len(text), digest, READ_ONLY, "", GENERATED)]
@@ -377,7 +377,7 @@ def load_lists(path: Path) -> Lists:
 
 class OfficialFile(Listed):
     link: str = ""
-    """Where a symbolic link leads; it has no hash of its own."""
+    """The target of a symbolic link, which has no hash of its own."""
     sha256: Sha256 | Literal[""] = ""
 
 

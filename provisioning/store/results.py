@@ -89,7 +89,7 @@ def remove_results(
 
 
 def sweep_is_due(store: Path) -> bool:
-    """True once a day, and then not for the other processes of that day."""
+    """Whether a sweep is due: true once a day, and then not for the other processes of that day."""
     stamp = results_folder(store) / "swept"
     try:
         if time.time() - stamp.stat().st_mtime < SWEPT_EACH:
@@ -103,7 +103,7 @@ def sweep_is_due(store: Path) -> bool:
 def _chosen(
     entries: list[_Entry], limit: int, unused_for: float, used_since: float
 ) -> dict[str, list[_Entry]]:
-    """By the reason, the entries that go."""
+    """Select the entries that are removed, by the reason for it."""
     now = time.time()
     in_use_since = min(used_since, now - IN_USE_SECONDS)
     chosen: defaultdict[str, list[_Entry]] = defaultdict(list)
@@ -151,7 +151,8 @@ def _entries_in(place: Path) -> Iterator[_Entry]:
 
 
 def _use_of(paths: Iterable[Path]) -> tuple[float, int]:
-    """The last use of the first path, and the bytes of all. Another process may remove them meanwhile."""
+    """Return the last use of the first path, and the bytes of all. Another process may remove them
+    meanwhile."""
     total, times = 0, []
     for path in paths:
         times.append(_time_of(path))

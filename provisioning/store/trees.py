@@ -81,7 +81,7 @@ class Trees:
         return trees
 
     def root_of(self, component_name: str, component: Component, targets: Set[str]) -> Path:
-        """Where the tree for exactly these targets is, once it is made."""
+        """Return where the tree for exactly these targets is, once it is made."""
         key = tree_key(definition_of(component_name, component), targets_in(component, targets))
         return self.folder / f"{component_name}-{component.version}-{key[:12]}"
 
@@ -159,8 +159,8 @@ class Trees:
         return wrong
 
     def differing_names(self, tree: Tree) -> list[Difference]:
-        """What was added to the tree and removed from it, without a look at any file. Of a tree that was made
-        or proved here only the folders that changed since then are read: every stage asks this."""
+        """Find what was added to the tree and removed from it, without a look at any file. In a tree that was
+        made or proved here only the folders that changed since then are read: every stage asks this."""
         return list(differing_names(tree.root, tree.inventory.items, self._proof_time(tree)))
 
     def _proof_time(self, tree: Tree) -> int | None:

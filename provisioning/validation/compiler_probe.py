@@ -135,7 +135,7 @@ def _main(soc: str) -> int:
 
 
 def _flatc() -> str:
-    """Where ExecuTorch looks for it: in its package, else FLATC_EXECUTABLE or PATH."""
+    """Find the program where ExecuTorch looks for it: in its package, else FLATC_EXECUTABLE or PATH."""
     import importlib.util
     import os
 

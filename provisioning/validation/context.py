@@ -117,7 +117,7 @@ class Context:
         return ((library, elf) for library, elf in self.readable if library.system == system)
 
     def in_directory(self, directory: str) -> dict[str, Library]:
-        """Name → library, for one directory under lib/ and what is below it."""
+        """Return the libraries in one directory under lib/ and what is below it, by name."""
         return {library.name: library for library in self.libraries if library.directory == directory}
 
 

@@ -191,7 +191,7 @@ def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: 
 
 
 def _warn_unlocked(name: str, tree: Tree, stage: StageRun, progress: Progress) -> None:
-    """What was taken on trust, so that another machine can compare it."""
+    """Warn of what was taken on trust, so that another machine can compare it."""
     for origin in tree.inventory.origins:
         if not origin.locked:
             message = (

@@ -21,7 +21,7 @@ EXAMPLES = """\
 """
 
 MARKER = "QNN_CI_SHELL"
-"""Set to profile/target inside, for prompts."""
+"""This variable is set to profile/target inside, for prompts."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
