@@ -50,12 +50,15 @@ def longest_first(jobs: Iterable[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (-job.seconds, job.name))
 
 
-def default_slots() -> int:
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def default_slots(cgroup: Path = CONTROL_GROUP) -> int:
     """The cores this process may use, by affinity and by the quota of its control group."""
     cores = len(os.sched_getaffinity(0))
     quota, period = "", ""
     with contextlib.suppress(OSError):
-        quota, _, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").partition(" ")
+        quota, _, period = (cgroup / "cpu.max").read_text(encoding="ascii").partition(" ")
     if quota.isdecimal() and period.strip().isdecimal() and int(period):
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
@@ -72,12 +75,23 @@ def core_shares(slots: int, threads: int) -> Iterator[set[int]]:
     return (set(cores[first : first + threads]) for first in range(0, len(cores), threads))
 
 
-def idle_seconds(stat: Path = Path("/proc/stat")) -> float:
-    """Seconds in which a processor of this machine had nothing to do, and waited for no disk, since it
-    started; of all processors together, and 0 if that is not known."""
+def idle_seconds(stat: Path = Path("/proc/stat"), cgroup: Path = CONTROL_GROUP) -> float:
+    """Seconds since this machine started in which processors that this process may use had nothing to do, and
+    waited for no disk; of all of them together, and 0 if that is not known.
+
+    A container sees the whole machine's processors here, and those of others are idle for others."""
+    cores = os.sched_getaffinity(0)
+    if default_slots(cgroup) < len(cores):
+        # A quota stops work while processors are free.
+        return 0.0
+    ticks = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(stat.read_text(encoding="ascii").split("\n", 1)[0].split()[4]) / os.sysconf("SC_CLK_TCK")
-    return 0.0
+        for line in stat.read_text(encoding="ascii").splitlines():
+            name, *times = line.split()
+            number = name.removeprefix("cpu")
+            if name != number and number.isdecimal() and int(number) in cores:
+                ticks += int(times[3])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def memory_budget() -> int | None:
@@ -87,7 +101,7 @@ def memory_budget() -> int | None:
 
 
 def available_memory(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CONTROL_GROUP
 ) -> int | None:
     """The free bytes of this machine and container; None if neither is known."""
     free = []

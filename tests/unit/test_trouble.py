@@ -132,6 +132,17 @@ def test_the_idle_seconds_of_a_machine_grow_and_are_none_where_it_says_none(tmp_
     assert idle_seconds() > 0 == idle_seconds(tmp_path / "stat")
 
 
+def test_the_processors_that_a_container_may_not_use_are_not_free_for_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 9 0 9 900600\ncpu0 9 0 9 400\ncpu1 9 0 9 200\ncpu2 0 0 0 900000\nintr 5 5 5 5\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert idle_seconds(stat, tmp_path) == 600 / os.sysconf("SC_CLK_TCK")
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert idle_seconds(stat, tmp_path) == 0
+
+
 PROBE = """\
 import sys
 from pathlib import Path
