@@ -100,9 +100,7 @@ def memory_budget() -> int | None:
     return None if free is None else int(free * 0.8)
 
 
-def available_memory(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CONTROL_GROUP
-) -> int | None:
+def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CONTROL_GROUP) -> int | None:
     """The free bytes of this machine and container; None if neither is known."""
     free = []
     if meminfo.is_file():

@@ -51,6 +51,8 @@ class Folder:
     """The work reads the files alone whose names end so."""
     known_by: str | None = None
     """Decides the result in place of the files."""
+    is_flat: bool = False
+    """Whether the work reads no file of a folder in it."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -109,7 +111,7 @@ def _deciding(value: object, digest: Digest) -> Metric:
         case Folder():
             if value.known_by is not None:
                 return value.known_by
-            return digests_below(Path(value.path), value.suffixes, digest)
+            return digests_below(value, digest)
         case Mapping():
             return {str(name): _deciding(inner, digest) for name, inner in value.items()}
         case list() | tuple():
@@ -126,13 +128,14 @@ def _shortened(value: Metric) -> Metric:
     return value if len(text) <= LONG else hashlib.sha256(text.encode()).hexdigest()
 
 
-def digests_below(folder: Path, suffixes: tuple[str, ...], digest: Digest) -> dict[str, Metric]:
-    return {name: digest(folder / name) for name in files_below(folder, suffixes)}
+def digests_below(folder: Folder, digest: Digest) -> dict[str, Metric]:
+    top, names = Path(folder.path), files_below(Path(folder.path), folder.suffixes, is_flat=folder.is_flat)
+    return {name: digest(top / name) for name in names}
 
 
-def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+def files_below(folder: Path, suffixes: tuple[str, ...], *, is_flat: bool = False) -> Iterator[str]:
     """The names of all files below a folder that end so, without hidden files and folders. It follows links,
-    as an overlay has them to a tree."""
+    as an overlay has them to a tree. Of a flat one no folder in it is read."""
     inodes: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
         stat = Path(place).stat()
@@ -141,6 +144,8 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
             continue
         inodes.add((stat.st_dev, stat.st_ino))
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        if is_flat:
+            folders.clear()
         for name in sorted(files):
             path = Path(place, name)
             if name.endswith(suffixes) and not name.startswith(".") and path.is_file():

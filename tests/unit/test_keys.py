@@ -213,8 +213,9 @@ def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) 
 
     def key(name: str, *changed: str) -> Any:
         folder = tmp_path / name / "model"
-        folder.mkdir(parents=True)
-        for file in ("config.json", "model.safetensors", "chat_template.jinja", "tokenizer.json", "a.txt"):
+        (folder / "compiled").mkdir(parents=True)
+        files = ("config.json", "model.safetensors", "chat_template.jinja", "tokenizer.json", "a.txt")
+        for file in (*files, "compiled/genie_config.json"):
             (folder / file).write_text("changed" if file in changed else "{}")
         run = LlmRun.model_construct(precision="fp16", socs=("SM8650",))
         case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
@@ -229,7 +230,7 @@ def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) 
     weights, template = key("weights", "model.safetensors"), key("template", "chat_template.jinja")
     assert first not in (weights, template, key("words", "tokenizer.json"))
     # Nothing reads it.
-    assert first == key("notes", "a.txt")
+    assert first == key("notes", "a.txt") == key("output", "compiled/genie_config.json")
 
 
 def _same(received: Any, sent: Any) -> bool:

@@ -504,6 +504,14 @@ class TestCheck:
         assert compiled.check(read=reading(9.0)) == 1
         assert {finding.fix.partition(",")[0] for finding in compiled.findings} == {"compile it again"}
 
+    def test_what_is_compiled_into_a_folder_of_the_checkpoint_is_no_change_of_it(
+        self, compiled: Compiled, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (compiled.folder / "model" / "out").mkdir()
+        (compiled.folder / "model" / "out" / CONFIG).write_text("{}")
+        assert compiled.check() == 0
+        assert "changed since" not in capsys.readouterr().err
+
     @pytest.mark.parametrize("name", ["README.md", "prefill_0.bin", CONFIG, "tokenizer.json", "decode_0.bin"])
     @pytest.mark.parametrize("gone", [True, False])
     def test_what_was_edited_or_lost_since_it_was_compiled_is_to_be_compiled_again(

@@ -205,7 +205,7 @@ def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -
 def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
     """Return the digests of all files of a checkpoint that a compile may read, by name."""
     folder = Path(order.model)
-    return digests_of(store, {name: folder / name for name in files_below(folder, READ)})
+    return digests_of(store, {name: folder / name for name in files_below(folder, READ, is_flat=True)})
 
 
 def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
@@ -230,7 +230,7 @@ def compiling(plan: LlmPlan, order: CompileOrder) -> Step[LlmProgram]:
         return CompilingRequest(
             do="compile" if order.through == GENIE else "lower",
             name=program.case_name,
-            model=Folder(order.model, READ),
+            model=Folder(order.model, READ, is_flat=True),
             through=order.through,
             soc=order.soc,
             precision=order.precision,
