@@ -128,7 +128,8 @@ class Environment:
         if program is not None and program.is_file():
             variables.update({} if environ.get(RUNNER) else {RUNNER: str(program)})
         elif not environ.get(RUNNER):
-            command = session("build_runner")
+            is_of_host = self.target == DEFAULT_TARGET
+            command = executorch.runner_command if is_of_host else session("build_runner")
             notes.append(Note(f"to run programs of {self.target} in this shell, first type {command}"))
         return replace(self, variables=variables, notes=tuple(notes))
 

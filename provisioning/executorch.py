@@ -52,6 +52,11 @@ class Executorch:
         assert self.build is not None
         return building(self.build.profile, *([] if self.overlay else ["--wheel"]))
 
+    @property
+    def runner_command(self) -> Fix:
+        """The command that builds the runner that belongs to it."""
+        return self.again if self.overlay else session("build_runner")
+
     def runner(self, dist: Path) -> Path:
         """Return the path of the runner for this machine that belongs to it; `dist` is the folder of the
         target."""

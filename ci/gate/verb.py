@@ -35,6 +35,7 @@ from provisioning.base.units import terminal_width
 
 if TYPE_CHECKING:
     from ci.gate.table import GateStage
+    from ci.work.jobs import Job
 
 EXAMPLES = """\
   nox
@@ -98,12 +99,16 @@ def run(args: argparse.Namespace) -> int:
         args.profile, args.target, args.soc, args.store, args.reports, args.executorch_by_word
     )
     stages = with_lanes(gate_stages(), args.suite, args.only or ())
+    tags = args.tag or ([] if args.suite else [TAG])
+    if args.suite:
+        for lane in dict.fromkeys(stage.lane for stage in stages if stage.lane and stage.name in names):
+            # A suite with mistakes is refused before the first stage.
+            jobs_of(lane, args.suite, tags, selection_of(args))
     for stage in stages:
         if stage.name in names:
             # One that cannot be made ends the gate before its first stage.
             interpreter_of(stage)
     if args.shard:
-        tags = args.tag or ([] if args.suite else [TAG])
         stages = in_shard(stages, args.shard, args.suite, tags, selection_of(args))
     suites, tags = repeated("--suite", args.suite), repeated("--tag", args.tag)
     timeout = f"{args.timeout:g}" if args.timeout else None
@@ -133,6 +138,17 @@ def with_lanes(
     return gate_stages
 
 
+def jobs_of(lane: str, suites: Sequence[Path], tags: Sequence[str], selection: Selection) -> list[Job]:
+    """The work of a lane that these suites, or the shipped one, have."""
+    from ci.lanes.registry import lane_named
+    from ci.suite.options import Choice
+    from ci.suite.suite_file import lanes_of
+
+    paths = [suite.absolute() for suite in suites]
+    own = [path for path in paths if lane in lanes_of(path)] or paths
+    return lane_named(lane).lane.chosen_jobs(Choice(suites=tuple(own), tags=tuple(tags)), selection)
+
+
 def in_shard(
     stages: Sequence[GateStage],
     text: str,
@@ -141,18 +157,13 @@ def in_shard(
     selection: Selection,
 ) -> list[GateStage]:
     """The stages for one of several machines. A lane that has nothing for this one is left out."""
-    from ci.lanes.registry import lane_named
-    from ci.suite.options import Choice, parse_shard, shard
-    from ci.suite.suite_file import lanes_of
+    from ci.suite.options import parse_shard, shard
 
     index, count = parse_shard(text)
     own_stages = []
     for stage in stages:
-        if stage.lane:
-            own = tuple(suite.absolute() for suite in suites if stage.lane in lanes_of(suite.absolute()))
-            jobs = lane_named(stage.lane).lane.chosen_jobs(Choice(suites=own, tags=tuple(tags)), selection)
-            if not shard(jobs, index, count):
-                continue
+        if stage.lane and not shard(jobs_of(stage.lane, suites, tags, selection), index, count):
+            continue
         flags = (*stage.flags, "--shard", text) if stage.lane else stage.flags
         own_stages.append(stage.model_copy(update={"flags": flags}))
     if not any(stage.lane for stage in own_stages):

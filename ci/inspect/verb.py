@@ -25,6 +25,7 @@ from ci.artifacts.program import (
     read,
     refuse_torch_file,
 )
+from ci.models.not_models import refuse_no_program
 from provisioning.base import answer
 from provisioning.base.command_line import valued
 from provisioning.base.commands import leave_out
@@ -86,6 +87,7 @@ def _inspect(args: argparse.Namespace) -> int:
         _refuse_flags(file, kind, args.against, args.extract)
         return _show(file, kind, package.facts(file, kind))
     refuse_torch_file(file)
+    refuse_no_program(file, file)
     if head.startswith(DLC_MARK):
         _refuse_flags(file, "DLC", args.against, args.extract)
         return _show(file, "dlc", _dlc(read_dlc(file)))

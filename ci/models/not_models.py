@@ -24,6 +24,7 @@ ADDRESS = re.compile(r"\w+://\S+")
 OF_HUB = re.compile(
     r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?(?P<name>[\w-][\w.-]*/(?P<folder>[\w-][\w.-]*))/?"
 )
+MEMBER = re.compile(r"(?P<file>.+\.py):(?P<member>(?P<owner>[A-Za-z_]\w*)\.[\w.]+)")
 DOTTED_PATH = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)")
 
 
@@ -92,7 +93,25 @@ KINDS = {
 }
 """It maps the ending of a name to what the file is and what to do with it."""
 
+GIVEN = Kind(
+    "arrays", "name the program, and give it the arrays: {}", (("run", "PROGRAM", "--input", "FILE"),)
+)
+NO_PROGRAMS = {
+    **{ending: kind for ending, kind in KINDS.items() if ending not in (".pte", ".dlc", ".zip")},
+    ".py": Kind("Python source", "compile its model: {}", (("compile", "FILE:FUNCTION", "-o", "out"),)),
+    ".npy": GIVEN,
+    ".npz": GIVEN,
+}
+"""The same of what is typed in place of a compiled program."""
+
 CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
+
+
+def refuse_no_program(path: Path, typed: Path) -> None:
+    """For commands that take a compiled program: refuse a file that its name shows to be none."""
+    kind = NO_PROGRAMS.get(path.suffix.lower())
+    if kind and path.is_file():
+        raise UsageError(f"{typed}: expected a compiled program, found {kind.words}", fix=kind.fix_for(typed))
 
 
 def refusal(text: str, folder: Path) -> UsageError:
@@ -119,9 +138,26 @@ def refusal(text: str, folder: Path) -> UsageError:
         return UsageError(
             expected, fix=f"say which function: {', '.join(functions)}" if functions else EXPORT
         )
+    if (member := MEMBER.fullmatch(text)) and (folder / member["file"]).is_file():
+        return _of_member(text, member, folder)
     if names := _names_like(text, folder):
         return UnknownName(f"{text}: there is no such model: expected {MODEL_HELP}", text, names)
     return UsageError(f"{text}: there is no such file: expected {MODEL_HELP}", fix=HOW)
+
+
+def _of_member(text: str, member: re.Match[str], folder: Path) -> UsageError:
+    """The error for a method or another part of a class."""
+    file, owner = member["file"], member["owner"]
+    functions = [name.rpartition(":")[2] for name in _names_in(folder / file, file)]
+    name = next((name for name in ("net", "make_net") if name not in functions), "make_the_net")
+    fix = f"write `def {name}(): return {owner}(), (x,)`, x being its input, and name {file}:{name}"
+    if functions:
+        names = ", ".join(f"{file}:{name}" for name in functions)
+        fix = f"name the function that returns it: {names}; or {fix}"
+    return UsageError(
+        f"{text}: expected a function that returns the model, found {member['member']}, a part of {owner}",
+        fix=fix,
+    )
 
 
 def _may_be_of_hub(text: str, path: Path) -> bool:

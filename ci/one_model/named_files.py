@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+from ci.models.not_models import refuse_no_program
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UnknownName, UsageError
@@ -25,6 +26,7 @@ def require_program(path: Path, typed: str) -> None:
             "name a .pte, an .onnx or a context, as {} makes them", session("compile", typed, "-o", "out")
         )
         raise UsageError(f"{typed}: {problem}", fix=fix)
+    refuse_no_program(path, Path(typed))
 
 
 def require_outputs(folder: Path) -> None:

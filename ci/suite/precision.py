@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -66,6 +67,16 @@ ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
 """Other spellings that are accepted, beside `w8a16` and `a16w8` for `16a8w`."""
 
+MEANT = {
+    **dict.fromkeys(
+        ("int4", "uint4", "4bit", "q4"),
+        ("weights of 4 bits go with activations of 16 or 8 bits", ("16a4w", "8a4w")),
+    ),
+    **dict.fromkeys(("bf16", "bfloat16", "fp32", "float32"), ("floats are computed in fp16", ("fp16",))),
+    **dict.fromkeys(("fp8", "float8"), ("8 bits are integers", ("8a8w",))),
+}
+"""Formats of others: what is computed here in place of them, and at which precisions."""
+
 MORE_EXACT = {"8a8w": "16a8w", "8a4w": "16a4w", "16a8w": "fp16"}
 """For each precision, the one that `tune` gives an operator that loses too much."""
 
@@ -90,6 +101,14 @@ def _onnx_name(name: str) -> str:
     return name.replace("/", "").replace("_", "").replace("int", "")
 
 
+def _refuse_format(name: str, precisions: Sequence[str]) -> None:
+    """Refuse a format that is none of QNN's, where these precisions are taken."""
+    words, meant = MEANT.get(_scheme(name), ("", ()))
+    if taken := [("--precision", precision) for precision in meant if precision in precisions]:
+        fix = Fix(" or ".join(["{}"] * len(taken)), *taken)
+        raise UsageError(f"there is no precision {name!r}: {words}", fix=fix)
+
+
 def scheme_named(name: str) -> str:
     """ExecuTorch's scheme of this name: `16a8w` for `16a8w`, `w8a16`, `u16u8` and similar spellings."""
     plain = _scheme(name)
@@ -98,6 +117,7 @@ def scheme_named(name: str) -> str:
     precision = PRECISIONS.get(_onnx_name(plain))
     if precision and precision.executorch:
         return precision.executorch
+    _refuse_format(name, SCHEMES)
     refuse_several(name)
     raise UnknownName(f"there is no precision {name!r} for ExecuTorch", plain, SCHEMES)
 
@@ -111,7 +131,8 @@ def precision_named(name: str) -> Precision:
     for precision in PRECISIONS.values():
         if precision.executorch == scheme:
             return precision
-    if scheme in SCHEMES:
+    _refuse_format(name, ONNX_PRECISIONS)
+    if scheme in SCHEMES or scheme in MEANT:
         raise UsageError(
             f"precision {name}: ONNX Runtime's provider takes weights and activations of 8 or 16 bits",
             fix="use 8a8w or 16a8w, or compile the PyTorch model (a .pt2), whose lane has this one",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ci.work.outcome import how_it_ended, of_ending, tail
 from ci.work.request import File, irrelevant
-from provisioning.base.commands import Fix, interviewed, session
+from provisioning.base.commands import Fix, interviewed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.base.stage_run import require_stage
@@ -61,16 +61,17 @@ class Runner:
     dialect: Dialect = OURS
 
     @classmethod
-    def at(cls, path: Path) -> Runner:
-        """Return the runner in this file, which lists its flags. Raises EnvironmentLacking if it does not
-        start."""
+    def at(cls, path: Path, again: Fix) -> Runner:
+        """Return the runner in this file, which lists its flags; `again` builds one.
+
+        Raises EnvironmentLacking if it does not start."""
         process = interviewed([str(path), "--help"], 60)
         dialects = [dialect for dialect in (OURS, EXECUTORCHS) if dialect.figures in process.stdout]
         if not dialects:
             words = "; ".join((process.stderr or process.stdout).strip().splitlines()[-2:])
             raise EnvironmentLacking(
                 f"{path} is no qnn_executor_runner that starts here: {words or 'it lists no flags'}",
-                fix=Fix("name another in {}, or build one: {}", VARIABLE, ("build_runner",)),
+                fix=Fix("name another in {}, or build one: {}", VARIABLE, again),
             )
         return cls(path, dialects[0])
 
@@ -164,8 +165,8 @@ def find_runner(environ: Mapping[str, str], executorch: Executorch) -> Runner:
     """Return the runner that QNN_EXECUTOR_RUNNER names, else the one that belongs to this executorch."""
     value = environ.get(VARIABLE)
     path = Path(value).absolute() if value else executorch.runner(DIST)
+    again = executorch.runner_command
     if not path.is_file():
-        again = executorch.again if executorch.overlay else session("build_runner")
         raise EnvironmentLacking(
             f"{VARIABLE}={value} is not a file" if value else f"qnn_executor_runner is not built yet: {path}",
             fix=Fix("unset {}, then {}", VARIABLE, again) if value else again,
@@ -174,7 +175,7 @@ def find_runner(environ: Mapping[str, str], executorch: Executorch) -> Runner:
     # Of a tree that is elsewhere, as a build that was copied here has it, there is no newer state here.
     if (build := description_of(overlay)) is not None and build.tree.is_dir():
         Executorch(build, overlay).current()
-    return Runner.at(path)
+    return Runner.at(path, again)
 
 
 def ready_runner(environ: Mapping[str, str], reports: Path, executorch: Executorch) -> Runner:

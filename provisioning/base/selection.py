@@ -100,7 +100,27 @@ def chip_named(name: str) -> str:
     if chips:
         return chips[0]
     _refuse_other(word)
+    _refuse_other_maker(name, word)
     raise UnknownName(f"there is no chip {name!r}: {session('chips')} lists them", name.strip().upper(), socs)
+
+
+OTHER_MAKERS = {
+    "Google's Tensor": r"(?:google)?tensor.*|(?:google)?pixel(?:[6-9]|1\d).*",
+    "Samsung's Exynos": r"exynos.*",
+    "MediaTek's Dimensity": r"(?:mediatek)?dimensity.*|mediatek.*|helio.*",
+    "Apple's": r"(?:apple|iphone|ipad|macbook).*|a\d\d(?:bionic|pro)",
+    "HiSilicon's Kirin": r"(?:hisilicon)?kirin.*",
+}
+"""Chips without QNN, and how their names and those of their devices begin."""
+
+
+def _refuse_other_maker(name: str, word: str) -> None:
+    for chips, pattern in OTHER_MAKERS.items():
+        if re.fullmatch(pattern, word):
+            raise UsageError(
+                f"{name}: {chips} chips have no Hexagon NPU, and QNN compiles for no other",
+                fix=Fix("take a chip or a phone of those that have one: {}", ("chips",)),
+            )
 
 
 def _refuse_other(word: str) -> None:

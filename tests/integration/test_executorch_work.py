@@ -30,6 +30,7 @@ from ci.work import outcome
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from provisioning.base.command_line import main
+from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
@@ -261,7 +262,7 @@ class Emulator:
         work = WorkOptions(60, jobs=1, why=True)
         plan = plan_of(self.folder, list(programs.values()), work, environment=ENVIRON)
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
-        results = measure(plan, Runner.at(self.runner), compiled)
+        results = measure(plan, Runner.at(self.runner, session("build_runner")), compiled)
         return [results[program.name] for program in programs.values()]
 
 
@@ -331,4 +332,5 @@ def test_asked_to_end_it_ends_what_it_runs_and_says_so(
 
 def test_a_program_that_is_no_runner_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking, match="libmissing"):
-        Runner.at(script(tmp_path / "runner", "echo 'libmissing.so: cannot open' >&2; exit 127"))
+        text = "echo 'libmissing.so: cannot open' >&2; exit 127"
+        Runner.at(script(tmp_path / "runner", text), session("build_runner"))

@@ -185,3 +185,21 @@ def test_a_shard_of_the_gate_has_its_part_of_each_lane_and_leaves_out_what_has_n
     assert second == dict.fromkeys(("test_lowering", "test_emulator"), ("--shard", "2/2"))
     with pytest.raises(UsageError, match="3/3"):
         lanes_of_shard("3/3")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = [",
+        '[package]\nname = "x"',
+        'schema = 2\n[case.net]\nfactory = "m:f"\n'
+        + RUN.format("net", "executorch").replace("SM8650", "SM9999"),
+    ],
+    ids=["no TOML", "no suite", "no chip"],
+)
+def test_a_suite_with_mistakes_is_refused_before_the_first_stage(tmp_path: Path, text: str) -> None:
+    suite, reports = tmp_path / "models.toml", tmp_path / "reports"
+    suite.write_text(text)
+    with pytest.raises(UsageError, match=str(suite)):
+        gate_verb.run(parsed(gate_verb, "--suite", str(suite), "--reports", str(reports)))
+    assert not reports.exists()

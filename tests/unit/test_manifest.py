@@ -11,7 +11,7 @@ import pytest
 from provisioning.base import toml
 from provisioning.base.commands import Fix
 from provisioning.base.documents import load
-from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.selection import chip_named, simple
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, OFFICIAL_PROFILE, TARGETS, profile_names
 from provisioning.manifest import (
@@ -171,6 +171,32 @@ def test_a_chip_that_qnn_alone_knows_is_sent_to_its_own_hexagon(
     assert told.value.fix.flags == typed
     if typed:
         assert f"V{load_socs()[typed[1]].arch}" == hexagon
+
+
+@pytest.mark.parametrize(
+    ("said", "maker"),
+    [
+        ("Pixel 9", "Google"),
+        ("pixel 10 pro", "Google"),
+        ("Tensor G4", "Google"),
+        ("Exynos 2400", "Samsung"),
+        ("Samsung Exynos 2200", "Samsung"),
+        ("Dimensity 9300", "MediaTek"),
+        ("MediaTek Dimensity 9400", "MediaTek"),
+        ("iPhone 16", "Apple"),
+        ("A17 Pro", "Apple"),
+        ("Apple M4", "Apple"),
+    ],
+)
+def test_a_chip_without_qnn_is_told_by_its_maker(said: str, maker: str) -> None:
+    with pytest.raises(UsageError, match=maker):
+        chip_named(said)
+
+
+@pytest.mark.parametrize("said", ["Pixel 5", "Galaxy A16", "Galaxy M35"])
+def test_a_phone_that_may_have_a_snapdragon_is_not_told_so(said: str) -> None:
+    with pytest.raises(UnknownName):
+        chip_named(said)
 
 
 def test_no_chip_is_both_taken_and_refused() -> None:

@@ -135,6 +135,18 @@ def test_the_runner_of_a_build_is_refused_too(tree: Path, overlay: Path) -> None
     )
 
 
+def test_a_runner_that_does_not_start_is_built_again_by_what_built_it(tree: Path, overlay: Path) -> None:
+    runner = script(overlay.parent / "bin" / "qnn_executor_runner", "exit 127")
+    build = Executorch(description_of(overlay), overlay)
+    commands = []
+    for executorch, environ in ((build, {}), (PROFILES_WHEEL, {VARIABLE: str(runner)})):
+        with pytest.raises(EnvironmentLacking) as refused:
+            find_runner(environ, executorch)
+        assert isinstance(refused.value.fix, Fix)
+        commands.append(refused.value.fix.command[0])
+    assert commands == ["build_x86", "build_runner"]
+
+
 def test_an_edit_that_was_built_is_current_until_it_is_taken_back(tree: Path, overlay: Path) -> None:
     write(tree / SOURCE, "int b;")
     build_x86(tree, overlay.parent)

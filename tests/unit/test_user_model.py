@@ -14,6 +14,7 @@ import numpy
 import pytest
 
 from ci.__main__ import VERBS
+from ci.inspect import verb as inspect_verb
 from ci.lanes.executorch import HEAD as PYTORCH
 from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.product import program_of, require_done
@@ -21,6 +22,7 @@ from ci.lanes.executorch.steps import ExecutorchPlan
 from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
 from ci.models.user_model import modules_in, user_model, where_paths_begin
 from ci.one_model.model import OneModel
+from ci.one_model.named_files import require_program
 from ci.suite.precision import precision_named, scheme_named
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Failure, Result
@@ -106,6 +108,7 @@ def strangers(folder: Path) -> Path:
         ("a.safetensors", "load_file", ()),
         ("a.ipynb", "nbconvert --to script a.ipynb", ()),
         ("a.npz", "--calibrate", ()),
+        ("net.py:Net.forward", "net.py:net", ()),
         ("empty", "empty folder", ()),
         ("", "empty", ()),
     ],
@@ -122,6 +125,29 @@ def test_what_is_no_model_is_named_with_the_command_that_takes_it(
     if typed:
         verb, *words = typed
         checked("qnn-ci", verb, VERBS[verb], words)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "typed"),
+    [
+        ("a.tflite", "LiteRT", ("compile", "a.onnx", "-o", "out")),
+        ("net.py", "Python", ()),
+        ("a.toml", "suite", ("gate", "--suite", "a.toml")),
+        ("a.npy", "arrays", ()),
+    ],
+)
+def test_what_is_no_program_is_named_with_what_to_do(
+    strangers: Path, name: str, kind: str, typed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (strangers / name).touch()
+    monkeypatch.chdir(strangers)
+    inspect = checked("qnn-ci", "inspect", VERBS["inspect"], [name])
+    for refuse in (lambda: require_program(Path(name), name), lambda: inspect_verb.run(inspect)):
+        with pytest.raises(UsageError) as caught:
+            refuse()
+        fix = caught.value.fix
+        assert kind in caught.value.message and isinstance(fix, Fix) and fix.commands
+        assert fix.command == typed
 
 
 @pytest.mark.parametrize(
@@ -151,6 +177,24 @@ def test_several_precisions_in_one_word_are_a_flag_each() -> None:
         assert flags == ("--precision", "fp16", "--precision", "8a8w")
         args = checked("qnn-ci", "compile", VERBS["compile"], ["net.py:net", "-o", "out", *flags])
         assert args.precisions == ["fp16", "8a8w"]
+
+
+@pytest.mark.parametrize(
+    ("word", "of_pytorch", "of_onnx"),
+    [
+        ("int4", "16a4w", ""),
+        ("bf16", "fp16", "fp16"),
+        ("bfloat16", "fp16", "fp16"),
+        ("fp32", "fp16", "fp16"),
+        ("fp8", "8a8w", "8a8w"),
+    ],
+)
+def test_a_format_of_others_is_answered_with_what_is_meant(word: str, of_pytorch: str, of_onnx: str) -> None:
+    for read, meant in ((scheme_named, of_pytorch), (precision_named, of_onnx)):
+        with pytest.raises(UsageError) as caught:
+            read(word)
+        flags = caught.value.fix.flags if isinstance(caught.value.fix, Fix) else ()
+        assert flags == (("--precision", meant) if meant else ())
 
 
 @pytest.mark.parametrize("word", ["16a8w", "u16u8", "w8a16", "W8A16", "u16/u8"])
