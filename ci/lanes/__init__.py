@@ -1,1 +1,1 @@
-"""The ways from a model to the NPU. Lanes do not import each other."""
+"""Each lane is a way from a model to the NPU. Lanes do not import each other."""

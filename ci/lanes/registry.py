@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A lane, and how it is imported."""
+    """Names a lane, and says how it is imported."""
 
     head: LaneHead
     load: Callable[[], AnyLane] | None = None

@@ -21,10 +21,10 @@ HEAD = LaneHead(
 )
 
 PROGRAM = "program.pte"
-"""The file of a program in a result's folder."""
+"""A program's file has this name in a result's folder."""
 
 QUANTIZED = "quantized.pt2"
-"""The file of a quantized model in a result's folder."""
+"""A quantized model's file has this name in a result's folder."""
 
 REWRITTEN, SAMPLES = "rewritten.pt2", "samples"
-"""The file of a rewritten model in a result's folder, and the folder of samples for it."""
+"""A rewritten model's file and its folder of samples have these names in a result's folder."""

@@ -1,4 +1,5 @@
-"""What the searches of ci/explain/ ask of this lane: each is a cached order to the worker that lowers."""
+"""The searches of ci/explain/ ask this lane here: each question is a cached order to the worker that
+lowers."""
 
 from __future__ import annotations
 

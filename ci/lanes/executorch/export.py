@@ -1,4 +1,5 @@
-"""A case's model, built and exported once: what the cache knows it by, and what its programs are made of."""
+"""Builds and exports a case's model once, and says what the cache knows it by and what its programs are made
+of."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class ExportedCase:
         return cls(subject)
 
     def float_outputs(self, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
-        """The float model's outputs."""
+        """Return the float model's outputs."""
         name = digest_of_tensors(samples)
         if name not in self._outputs:
             doing("run on CPU")
@@ -79,7 +80,7 @@ cases: list[ExportedCase] = []
 
 @dataclass(frozen=True)
 class ChipModel:
-    """A case's model as one run compiles it for a chip, with its samples."""
+    """Holds a case's model as one run compiles it for a chip, with its samples."""
 
     exported: ExportedCase
     case: ExecutorchCase
@@ -111,7 +112,7 @@ class ChipModel:
 
     @property
     def float_outputs(self) -> list[list[Tensor]]:
-        """The float model's outputs."""
+        """Return the float model's outputs."""
         return self.exported.float_outputs(self.compared)
 
     def at(self, precision: str) -> ChipModel:
@@ -200,7 +201,7 @@ def _are_alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 class Failed(Exception):
-    """A failed step of lowering; `step` names the finding, `source` the model's line, FILE:LINE."""
+    """Reports a failed step of lowering; `step` names the finding, `source` the model's line, FILE:LINE."""
 
     def __init__(self, step: str, message: str, fix: str = "", source: str = "") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The lane of PyTorch models: one pass over a suite, which two stages judge."""
+"""The lane of PyTorch models makes one pass over a suite, which two stages judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A case's model lowered for a chip: what leaves fp16, what the compiler takes, what it is done without."""
+"""Lowers a case's model for a chip: finds what leaves fp16, what the compiler takes, and what must stay on
+the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of the commands for a PyTorch model. Imports nothing heavy."""
+"""Declares the options of the commands for a PyTorch model. Imports nothing heavy."""
 
 from __future__ import annotations
 

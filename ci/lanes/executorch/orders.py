@@ -1,4 +1,4 @@
-"""What the processes of this lane are asked and reply: plain values."""
+"""The processes of this lane receive and return these plain values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ExportedRuns(ExportReply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest(ProgramOrder):
-    """What the worker does with a program's model."""
+    """Says what the worker does with a program's model."""
 
     asks: DataclassInstance
     """These options say what the work does with the program."""
@@ -82,7 +82,7 @@ class DivergenceOptions(DivergenceLimits):
     runner: RunnerOrder
     versions: Mapping[Product, str]
     faults: File
-    """The table of known faults: operators that can have one are tried first."""
+    """The table of known faults is read from here: operators that can have one are tried first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized(ModelFacts):
-    """The quantized model, as `quantize` writes it."""
+    """Describes the quantized model that `quantize` writes."""
 
     in_torch: InTorch
     inputs: Inferences
@@ -152,9 +152,9 @@ class ChipProgram(ModelFacts):
     left: tuple[CpuOperator, ...] = ()
     partition: tuple[GraphPart, ...] = ()
     nodes: Mapping[str, Traits] = field(default_factory=dict)
-    """The traits of each node in a delegate (`delegated_nodes`)."""
+    """Maps each node in a delegate to its traits (`delegated_nodes`)."""
     least: float = 0.0
-    """The least value of its inputs."""
+    """This is the least value of its inputs."""
     in_torch: InTorch | None = None
     """Only a program for the LPAI has these figures, because the emulator has no LPAI."""
     ddr: Traffic = NO_TRAFFIC
@@ -189,7 +189,7 @@ class ComparedOutputs:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest(ComparedOutputs):
-    """What a process that runs a program gets."""
+    """Says what a process that runs a program gets."""
 
     runner: RunnerOrder
     program: File
@@ -201,7 +201,7 @@ class EmulatorRun:
     figures: Mapping[str, float] = field(default_factory=dict)
     slices: tuple[str, ...] = ()
     each_db: tuple[float, ...] = ()
-    """The SQNR of each sample."""
+    """Has the SQNR of each sample."""
     rule: str = ""
     """Names what is wrong if the run gave nothing to compare; otherwise empty."""
     message: str = ""

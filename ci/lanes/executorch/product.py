@@ -1,4 +1,5 @@
-"""One PyTorch model of a command line, as a program like those of a suite: compiled, quantized and run."""
+"""One PyTorch model of a command line becomes a program like those of a suite: compiled, quantized and
+run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A case's model as a run has it: quantized, its operators scored, or as it is."""
+"""Makes a case's model as a run has it: quantized, with its operators scored, or as it is."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from ci.suite.accuracy import Inferences, Pair, TensorFile, Unusable, compared
 from ci.work.child import doing
 
 FLOAT = "fp16"
-"""The precision of nodes that are not quantized."""
+"""Nodes that are not quantized have this precision."""
 
 
 class Patterns(set[str]):
-    """A set of names with patterns: `*` matches anything. It records which patterns matched nothing."""
+    """Holds names with patterns, in which `*` matches anything, and records which patterns matched
+    nothing."""
 
     def __init__(self, option: str, patterns: Iterable[str]) -> None:
         super().__init__(patterns)

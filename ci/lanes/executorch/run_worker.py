@@ -1,4 +1,4 @@
-"""What the processes do that run programs on the emulator and compare."""
+"""The processes here run programs on the emulator and compare their outputs."""
 
 from __future__ import annotations
 

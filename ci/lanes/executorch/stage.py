@@ -1,4 +1,4 @@
-"""What `test_lowering` and `test_emulator` do with programs, and what they report of them."""
+"""The stages `test_lowering` and `test_emulator` work on programs here, and report on them."""
 
 from __future__ import annotations
 

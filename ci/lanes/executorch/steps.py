@@ -1,4 +1,5 @@
-"""The work on programs, cached by all that decides it: compiled, quantized or rewritten, and run."""
+"""The steps that compile, quantize, rewrite and run programs are cached by everything that decides their
+results."""
 
 from __future__ import annotations
 

@@ -77,10 +77,10 @@ class ExecutorchRun(MixedRun):
     precision: Scheme
     nodes: dict[Scheme, tuple[str, ...]] = Field(default={})  # type: ignore[assignment]
     backend: Backend | None = None
-    """The processor; [the case's]."""
+    """Names the processor; [the case's]."""
     per_channel: bool = True
     calibration: Annotated[int, Field(ge=1)] | None = None
-    """How many batches of inputs the observers see at most; [32 drawn ones, 200 of `samples`]."""
+    """The observers see at most this many batches of inputs; [32 drawn ones, 200 of `samples`]."""
     modules: tuple[ModuleScheme, ...] = ()
     annotations: tuple[Dotted, ...] = ()
     """Functions that get the graph and annotate nodes of it themselves."""
@@ -120,23 +120,25 @@ class ExecutorchCase(SuiteCase):
     of_model: ClassVar = frozenset({"factory", "arguments", "inputs", "samples", "inferences"})
 
     factory: Factory
-    """A .pt2; or `module:function`, called with `arguments`, which returns the model, and its inputs if none
-    are named here."""
+    """Names a .pt2, or a `module:function`, which is called with `arguments` and returns the model; it also
+    returns the inputs if none are named here."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     backend: Backend = "htp"
     samples: str = ""
-    """A folder of inputs, one per file, relative to the suite: some are compared, the others calibrate."""
+    """Names a folder of inputs, one per file, relative to the suite: some are compared, the others
+    calibrate."""
     files: tuple[str, ...] = ()
-    """What the factory reads beside Python modules, such as weights; relative to the suite."""
+    """Names the files that the factory reads beside Python modules, such as weights; relative to the
+    suite."""
     inferences: Annotated[int, Field(ge=1)] | None = None
-    """How many are compared at most; [16 of `samples`; 8 drawn ones where an inference takes less than a
-    second, else 2]."""
+    """At most this many inputs are compared; [16 of `samples`; 8 drawn ones where an inference takes less
+    than a second, else 2]."""
     metric: TaskMetric | None = None
     delegates: Annotated[int, Field(ge=0)] = 1
-    """The expected number of delegates; a run may override it."""
+    """A program is expected to have this many delegates; a run may override it."""
     cpu_budget: Annotated[int, Field(ge=0)] = 0
-    """How many operators may stay on the CPU."""
+    """This many operators may stay on the CPU."""
     runs: tuple[ExecutorchRun, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What the processes that lower do: one imports torch and executorch; its forks export, compile, search."""
+"""The processes here lower models: one imports torch and executorch; its forks export, compile and search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A checkpoint of Hugging Face for Genie or ExecuTorch, run on the HTP emulator and judged."""
+"""This lane compiles a Hugging Face checkpoint for Genie or ExecuTorch, runs it on the HTP emulator and
+judges it."""
 
 from ci.suite.lane_head import LaneHead, LaneStage
 

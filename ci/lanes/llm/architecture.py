@@ -1,5 +1,5 @@
-"""What a model of the Llama family computes: a table of families, the checkpoint's config.json and the other
-files that say it, and how a model is cut into parts."""
+"""Describes what a model of the Llama family computes, by a table of families, the checkpoint's config.json
+and other files, and how a model is cut into parts."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class Architecture(BaseModel):
 
     @property
     def rotary_dim(self) -> int:
-        """How much of each head is rotated."""
+        """This much of each head is rotated."""
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
@@ -339,8 +339,8 @@ class Architecture(BaseModel):
         return self.vocab_size * self.hidden_size
 
     def part(self, number: int, parts: int) -> tuple[int, int]:
-        """The first layer of a part, and the one after its last. The embedding is in the first part and the
-        head in the last, which therefore have fewer layers."""
+        """Return the first layer of a part, and the one after its last. The embedding is in the first part
+        and the head in the last, which therefore have fewer layers."""
         layer, words = self.weights_of_layer, self.weights_of_words
 
         def boundary(index: int) -> int:

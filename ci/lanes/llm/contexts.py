@@ -1,5 +1,5 @@
-"""A checkpoint compiled for Genie, part by part: graphs, QNN contexts of them, and the files beside these.
-Contexts run on the HTP emulator, graphs as written on the CPU. Only for workers."""
+"""Compiles a checkpoint for Genie, part by part: graphs, QNN contexts of them, and the files beside these.
+Contexts run on the HTP emulator, graphs as written on the CPU. Only workers import this."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def compile_context(graph: Path, number: int, soc: Soc, binary: Path, *, fp16: b
 
 
 def load_context(wrapper: Path, soc: Soc) -> Any:
-    """A session on the emulator with the context binary that `wrapper` names."""
+    """Return a session on the emulator with the context binary that `wrapper` names."""
     return _on_htp(wrapper, soc, {}, fp16=False)
 
 

@@ -1,8 +1,7 @@
-"""A checkpoint as graphs of static shapes with a cache of keys and values, in the layout that Genie reads.
-
-Keys are [groups, 1, size, places], values [groups, 1, places, size]. The cache comes in as inputs,
-and what is new goes out: the caller puts it in. The tokens of a call are the last places; the mask hides what
-is empty."""
+"""Builds a checkpoint's graphs of static shapes with a cache of keys and values, in the layout that Genie
+reads. Keys are [groups, 1, size, places], values [groups, 1, places, size]. The cache comes in as inputs, and
+new keys and values go out: the caller stores them. The tokens of a call are the last places; the mask hides
+empty places."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A decoder as an ExecuTorch program for HTP, written for a device and run by ExecuTorch's runtime. Only for
-workers, which never import onnxruntime-qnn: it loads another QNN."""
+"""Writes a decoder as an ExecuTorch program for HTP, for a device, and runs it by ExecuTorch's runtime. Only
+workers import this, and these never import onnxruntime-qnn: it loads another QNN."""
 
 from __future__ import annotations
 

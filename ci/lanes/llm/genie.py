@@ -1,6 +1,6 @@
-"""Genie: its configuration, written from the model, and its answers. Genie runs in its own process, because
-it sometimes crashes. It reports few mistakes and answers with nonsense instead, so everything that it reads
-is checked before."""
+"""Writes Genie's configuration from the model, and asks Genie. Genie runs in its own process, because it
+sometimes crashes. It reports few mistakes and answers with nonsense instead, so everything that it reads is
+checked before."""
 
 from __future__ import annotations
 

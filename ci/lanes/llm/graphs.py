@@ -1,4 +1,4 @@
-"""A decoder as ONNX: exported, and quantized by samples of its own inputs. Imported only by workers."""
+"""Exports a decoder to ONNX, and quantizes it by samples of its own inputs. Only workers import this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lane of language models."""
+"""This is the lane of language models."""
 
 from __future__ import annotations
 

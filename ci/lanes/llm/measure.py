@@ -1,6 +1,6 @@
-"""What is measured of a compiled language model: its logits beside float's, each part of its layers, and what
-rounding alone costs the checkpoint. For workers. An order is about one kind of graph, because the emulator
-cannot load all binaries of a large model at once."""
+"""Measures a compiled language model: its logits beside float's, each part of its layers, and what rounding
+alone costs the checkpoint. Only workers import this. An order is about one kind of graph, because the
+emulator cannot load all binaries of a large model at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses a process: orders to workers, what they reply, and the record that a compile leaves."""
+"""These values cross a process: orders to workers, their replies, and the record that a compile leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ("prefill", "decode")
 GENIE, EXECUTORCH = "genie", "executorch"
 """A model runs through one of these runtimes."""
 RECORD = "compiled.json"
-"""The record's name, beside what was compiled."""
+"""The record has this name, beside what was compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

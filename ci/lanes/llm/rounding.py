@@ -1,6 +1,6 @@
-"""transformers' own float model, which everything else is compared with, and what rounding alone costs it:
-the same model with a precision's numbers. The compiled graph is never used for that, because its errors would
-hide in the limits. For workers."""
+"""Runs transformers' own float model, which everything else is compared with, and measures what rounding
+alone costs it: the same model with a precision's numbers. The compiled graph is never used for that, because
+its errors would hide in the limits. Only workers import this."""
 
 from __future__ import annotations
 

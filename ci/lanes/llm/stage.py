@@ -1,4 +1,4 @@
-"""What `test_llm` does with programs, and what it reports of them. Workers train models, compile and run."""
+"""The stage `test_llm` works on programs here, and reports on them. Workers train models, compile and run."""
 
 from __future__ import annotations
 

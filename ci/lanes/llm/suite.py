@@ -53,7 +53,7 @@ class LlmRun(SuiteRun):
 
 class LlmCase(SuiteCase):
     perplexity: Annotated[float, Field(gt=1)]
-    """The highest perplexity of the float model on held-out text: one that has learned nothing hides
+    """The float model must reach at most this perplexity on held-out text: one that has learned nothing hides
     mistakes."""
     runs: tuple[LlmRun, ...] = Field(min_length=1, alias="run")
 

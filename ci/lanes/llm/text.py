@@ -1,5 +1,5 @@
-"""A text as tokens to quantize and to judge by: windows, of which some are chats, prefixes that Genie
-continues, and what two texts have in common."""
+"""Turns a text into tokens to quantize and to judge by: windows, of which some are chats, and prefixes that
+Genie continues. It also finds what two texts have in common."""
 
 from __future__ import annotations
 

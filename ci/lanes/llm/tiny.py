@@ -1,7 +1,6 @@
-"""A tiny Llama, trained here: the model of the `tiny` case, as a folder in the Hugging Face format.
-
-One thread, one seed, a text from the locked torch, and arithmetic that all processors share
-(ci.lanes.llm.stage.PORTABLE): the same versions give the same weights everywhere."""
+"""Trains a tiny Llama, the model of the `tiny` case, as a folder in the Hugging Face format. It uses one
+thread, one seed, a text from the locked torch, and arithmetic that all processors share
+(ci.lanes.llm.stage.PORTABLE), so the same versions give the same weights everywhere."""
 
 from __future__ import annotations
 

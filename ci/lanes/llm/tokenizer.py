@@ -1,5 +1,5 @@
-"""The checkpoint's tokenizer: text as tokens and back, its chat template, and what it puts before a text,
-which transformers says."""
+"""Uses the checkpoint's tokenizer: turns text into tokens and back, applies its chat template, and asks
+transformers what it puts before a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A checkpoint's weights as safetensors: where each tensor is, and whether it is what config.json says."""
+"""Reads a checkpoint's weights as safetensors: finds each tensor, and checks that it is what config.json
+says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes in which models are trained, compiled and run: what they import, and how they do an order."""
+"""The processes here train, compile and run models: this says what they import, and how they do an order."""
 
 from __future__ import annotations
 

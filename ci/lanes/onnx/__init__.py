@@ -1,4 +1,4 @@
-"""ONNX models through ONNX Runtime's QNN provider."""
+"""This lane compiles ONNX models through ONNX Runtime's QNN provider."""
 
 from ci.suite.lane_head import LaneHead, LaneStage
 

@@ -1,4 +1,4 @@
-"""What the searches of ci/explain/ ask of this lane: each is a cached order to a worker."""
+"""The searches of ci/explain/ ask this lane here: each question is a cached order to a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported of a program, by its own figures and by its baseline."""
+"""Reports on a program, by its own figures and by its baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lane of ONNX models."""
+"""This is the lane of ONNX models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is in an .onnx, the user's or ours, what of it cannot be compiled, and the record of a compiled
-one."""
+"""Reads an .onnx, the user's or ours: what is in it, what of it cannot be compiled, and the record of a
+compiled one."""
 
 from __future__ import annotations
 

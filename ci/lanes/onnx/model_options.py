@@ -1,4 +1,4 @@
-"""The options of the commands for an .onnx. Imports nothing heavy."""
+"""Declares the options of the commands for an .onnx. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The options of the provider and the session, checked against manifests/onnx_options.toml.
-
-The QNN provider ignores names that it does not know, and warns of most bad values only in its log. So options
-are checked here, before a session is created.
-"""
+"""Checks the options of the provider and the session against manifests/onnx_options.toml. The QNN provider
+ignores names that it does not know, and warns of most bad values only in its log. So options are checked
+here, before a session is created."""
 
 from __future__ import annotations
 

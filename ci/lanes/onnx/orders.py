@@ -1,4 +1,4 @@
-"""What the processes of this lane are asked beside a program, and what they reply: plain values."""
+"""The processes of this lane receive these plain values beside a program, and return them."""
 
 from __future__ import annotations
 
@@ -165,13 +165,13 @@ class CompiledContext:
     near: Accuracy
     bytes: int
     ddr: Traffic | None
-    """None if the compiler gave no summary."""
+    """Has the compiler's traffic; None if it gave no summary."""
     half_floats: bool | None = None
     """Whether QNN computes floats in 16 bits; None if the context does not say."""
     each_db: tuple[float, ...] = ()
-    """The SQNR of each sample."""
+    """Has the SQNR of each sample."""
     draws: tuple[Mapping[str, float], ...] = ()
-    """The figures of each sample of a recorded case."""
+    """Has the figures of each sample of a recorded case."""
     choices: tuple[str, ...] = ()
     """These operators compute indices that are outputs."""
     cpu_seconds: float = 0.0

@@ -1,4 +1,5 @@
-"""The parts of a program's work, in `order.into`: its model prepared, quantized, compiled, run, compared."""
+"""Does the parts of a program's work in `order.into`: prepares its model, quantizes, compiles, runs and
+compares it."""
 
 from __future__ import annotations
 

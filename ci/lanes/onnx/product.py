@@ -1,5 +1,4 @@
-"""The commands for one .onnx of a command line: the contexts that it is compiled to, and what else they ask
-of it."""
+"""Does what the commands ask of one .onnx: compiles it to contexts, runs, quantizes and estimates it."""
 
 from __future__ import annotations
 

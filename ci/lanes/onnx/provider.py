@@ -1,4 +1,4 @@
-"""Calls of ONNX Runtime that quantize, compile to a context, run and audit. Imported only by workers."""
+"""Calls ONNX Runtime to quantize, compile to a context, run and audit. Only workers import this."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The searches in the worker: a program's model as a Graph, parts of it on the emulator, and what is asked of
-them."""
+"""The worker searches here: it has a program's model as a Graph, and runs parts of it on the emulator."""
 
 from __future__ import annotations
 

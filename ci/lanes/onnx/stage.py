@@ -1,4 +1,4 @@
-"""What `test_onnx` does with programs, and what it reports of them."""
+"""The stage `test_onnx` works on programs here, and reports on them."""
 
 from __future__ import annotations
 

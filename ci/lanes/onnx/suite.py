@@ -54,9 +54,9 @@ class OnnxRun(MixedRun):
     """The suite may write either name of a precision; the run has ONNX Runtime's."""
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] | None = None
-    """How many samples the ranges are taken from at most; [32 drawn ones, 200 of `samples`]."""
+    """The ranges are taken from at most this many samples; [32 drawn ones, 200 of `samples`]."""
     options: dict[str, Scalar] = Field(default={})
-    """Options of the provider and the session: docs/options.md."""
+    """Sets options of the provider and the session: docs/options.md."""
 
     @property
     def kind(self) -> str:
@@ -109,10 +109,11 @@ class OnnxCase(SuiteCase):
     )
 
     factory: Dotted | None = None
-    """`module:function`, as in the lowering suite (docs/suites.md)."""
+    """Names a `module:function`, as in the lowering suite (docs/suites.md)."""
     arguments: dict[str, Scalar] = Field(default={})
     model: str = ""
-    """An .onnx instead, relative to the suite; it may lie outside its folder, or in one of its wheels."""
+    """Names an .onnx instead, relative to the suite; it may lie outside its folder, or in one of its
+    wheels."""
     dimensions: dict[str, Count | tuple[Count, ...]] = Field(default={})
     """Sizes for the named dimensions of that .onnx, or all sizes of a named input."""
     samples: str = ""
@@ -121,8 +122,8 @@ class OnnxCase(SuiteCase):
     inputs: tuple[Input, ...] = ()
     """Gives the inputs of a factory that returns only the model."""
     inferences: Annotated[int, Field(ge=1)] | None = None
-    """How many are compared at most; [16 of `samples`; 8 drawn ones where an inference takes less than a
-    second, else 2]."""
+    """At most this many inputs are compared; [16 of `samples`; 8 drawn ones where an inference takes less
+    than a second, else 2]."""
     metric: TaskMetric | None = None
     recorded: bool = False
     """Whatever becomes of it is a result, failures too: --accept records it, and another result is

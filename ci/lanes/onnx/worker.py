@@ -1,5 +1,5 @@
-"""The processes in which ONNX Runtime works: what they import, and the tasks that are done there. Each part
-of a task is done in a fork, so that a crash can be looked at."""
+"""ONNX Runtime works in these processes: this says what they import, and which tasks they do. Each part of a
+task is done in a fork, so that a crash can be looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The tests that ExecuTorch ships with its wheel, and which pairs of ExecuTorch and QNN work."""
+"""This lane runs the tests that ExecuTorch ships with its wheel, and shows which pairs of ExecuTorch and QNN
+work."""
 
 from ci.suite.lane_head import LaneHead, LaneStage
 

@@ -1,5 +1,5 @@
-"""The accepted result of each test on each chip (manifests/upstream/SUITE/accepted-PROFILE.json), and how a
-run differs from it."""
+"""Keeps the accepted result of each test on each chip (manifests/upstream/SUITE/accepted-PROFILE.json), and
+says how a run differs from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tests of a suite are set up for the emulator, and what they report beyond passed and failed."""
+"""Sets up the tests of a suite for the emulator, and adds to their reports more than passed and failed."""
 
 from __future__ import annotations
 

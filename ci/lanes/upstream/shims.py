@@ -18,14 +18,14 @@ OPTIONAL = ("graphviz", "pydot", "timm", "torchaudio", "torchsr", "torchvision")
 
 
 class NotAvailableHere(Exception):
-    """A test used a module that is not installed, or the network."""
+    """Reports that a test used a module that is not installed, or the network."""
 
 
 _touched: list[str] = []
 
 
 def touched() -> list[str]:
-    """The absent modules used since `forget`, in sentences, even where the exception was caught."""
+    """Return sentences about the absent modules used since `forget`, even if the exception was caught."""
     return list(_touched)
 
 
@@ -90,7 +90,8 @@ def _use(name: str) -> NoReturn:
 
 
 class _Absent:
-    """A name of an absent module: it may be passed on and used in annotations, but nothing else."""
+    """Stands for a name of an absent module: it may be passed on and used in annotations, but nothing
+    else."""
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)

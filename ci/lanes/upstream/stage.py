@@ -1,4 +1,5 @@
-"""The stage: choose tests, look up cached verdicts, run the other tests, compare with what is accepted."""
+"""This stage chooses tests, looks up cached verdicts, runs the other tests, and compares them with what is
+accepted."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class UpstreamPlan(WorkPlan):
     suite: UpstreamSuite
     machinery: SuiteKeyContext
     home: Home
-    """The workers that run the tests start from this; it has collected them already."""
+    """The workers that run the tests start from this process, which has collected the tests."""
     judge: Judge
     usual: AcceptedTests
     """Tests that were not measured on this chip are assumed to cost as on the default one."""

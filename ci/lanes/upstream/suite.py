@@ -1,4 +1,4 @@
-"""A suite of tests in the executorch wheel, what it runs on, and the verdict on a test."""
+"""Describes a suite of tests in the executorch wheel, what it runs on, and the verdict on a test."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class UpstreamSuite(Model):
 
     name: str
     path: str
-    """The file or folder, below the package; or in full."""
+    """Names the file or folder, below the package or in full."""
     summary: str
-    """What is tested, for the list of suites."""
+    """Says what is tested, for the list of suites."""
     command: tuple[str, ...] = ("test_upstream",)
-    """What runs it; the last word is the name of its report."""
+    """Runs the suite; the last word is the name of its report."""
     classes: tuple[str, ...] = ()
     """Only the tests of these, or functions; of all if empty."""
     adapter: str = "ci.lanes.upstream.adapters:DefaultAdapter"
-    """What sets its tests up, MODULE:CLASS."""
+    """Names what sets its tests up, as MODULE:CLASS."""
     socs: tuple[str, ...] = ()
-    """The chips that its tests know; any if empty."""
+    """Names the chips that its tests know; empty if they know any."""
     models: bool = False
     """Whether they have models, for which it is searched what the compiler crashes on."""
     warm_up: str = ""
-    """A quick test that each worker runs before it starts to fork."""
+    """Names a quick test that each worker runs before it starts to fork."""
     worker: str = "ci.lanes.upstream.worker"
-    """The module of the process that runs its tests."""
+    """Names the module of the process that runs its tests."""
 
     @property
     def stage(self) -> str:
@@ -107,7 +107,7 @@ def upstream_suites() -> Mapping[str, UpstreamSuite]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRequest:
-    """A test of a suite, or all, and what they run on."""
+    """Names a test of a suite, or all, and what they run on."""
 
     test: str
     """Names the test; empty stands for all."""
@@ -124,18 +124,18 @@ class SuiteRequest:
 
 @dataclass(frozen=True, slots=True)
 class SuiteKeyContext:
-    """What tests run on."""
+    """Says what tests run on."""
 
     runner: Runner
     soc: str
     environment: Mapping[str, str]
     versions: Mapping[str, str]
     absent: tuple[str, ...]
-    """The optional modules that stand-ins replace."""
+    """Names the optional modules that stand-ins replace."""
     qnn: Mapping[str, str]
-    """The build's id, and the digest of its libraries for this machine."""
+    """Has the build's id, and the digest of its libraries for this machine."""
     tests: Path
-    """A file or a folder."""
+    """Names a file or a folder."""
 
     @property
     def build_id(self) -> str:
@@ -255,22 +255,22 @@ class Part:
     result: str
     sqnr_db: float | None = None
     cpu: tuple[str, ...] = ()
-    """The operators that stayed on the CPU."""
+    """Names the operators that stayed on the CPU."""
     name: str = field(default="", compare=False)
     error: str = field(default="", compare=False)
     measured: Mapping[str, object] = field(default_factory=dict, compare=False)
-    """What the adapter of the suite measured beside these, as JSON."""
+    """Has what the adapter of the suite measured beside these, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamVerdict:
-    """A test's outcome, as `Outcome` names it."""
+    """Holds a test's outcome, as `Outcome` names it."""
 
     test: str
     outcome: str
     reason: str = ""
     problems: tuple[tuple[str, str], ...] = ()
-    """The failed subtests, or the whole test under an empty name, each with its error."""
+    """Has the failed subtests, or the whole test under an empty name, each with its error."""
     parts: tuple[Part, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0

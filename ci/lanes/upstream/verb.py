@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_tests(parser: argparse.ArgumentParser) -> None:
-    """The flags that all suites share."""
+    """Add the flags that all suites share."""
     add_selection(parser)
     choice = parser.add_argument_group("which tests")
     repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
@@ -49,7 +49,7 @@ class UpstreamStage:
     EXAMPLES: str
     name: str
     suite: str = ""
-    """The one that it runs; empty: those that are named."""
+    """Names the suite that it runs; empty if the user names suites."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         if self.suite:

@@ -65,7 +65,7 @@ MEMORY_LIMIT = 12 << 30
 
 
 class Recorder:
-    """A pytest plugin that keeps the reports of the test that runs, and of the collection."""
+    """Keeps, as a pytest plugin, the reports of the test that runs, and of the collection."""
 
     def __init__(self, adapter: adapters.DefaultAdapter) -> None:
         self.adapter = adapter
