@@ -1,1 +1,2 @@
-"""Why a program is not as its model: which operator is at fault, and what was tried against it."""
+"""This package explains why a program differs from its model: which operator is at fault, and what was tried
+against it."""

@@ -1,4 +1,5 @@
-"""`audit`: operators by precision, then what stays on the CPU, why, and what to write instead."""
+"""Show the answer of `audit`: operators by precision, then what stays on the CPU, why, and what to write
+instead."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ FAILED = "does not compile"
 
 @dataclass(frozen=True, slots=True)
 class KeptNodes:
-    """What the compiler crashes on, which is left on the CPU."""
+    """The compiler crashes on these nodes, which are left on the CPU."""
 
     because: str
     cpu_nodes: tuple[str, ...]
@@ -25,7 +26,7 @@ class KeptNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """What HTP takes of a model at a precision."""
+    """It says what HTP runs of a model at a precision."""
 
     delegated: Mapping[str, int]
     cpu: tuple[CpuOperator, ...]
@@ -43,7 +44,7 @@ class NoProgram:
 
 
 AuditRows: TypeAlias = Mapping[str, AuditRow | NoProgram]
-"""By precision."""
+"""It has a row for each precision."""
 
 
 def fails(row: AuditRow | NoProgram) -> bool:
@@ -52,7 +53,7 @@ def fails(row: AuditRow | NoProgram) -> bool:
 
 
 def document(rows: AuditRows) -> dict[str, dict[str, Any]]:
-    """The evidence of an answer: of an operator on the CPU also what to write instead."""
+    """Return the evidence of an answer; each operator on the CPU also has what to write instead."""
     answers = {scheme: as_json(row) for scheme, row in rows.items()}
     for scheme, row in rows.items():
         if isinstance(row, AuditRow):
@@ -61,8 +62,8 @@ def document(rows: AuditRows) -> dict[str, dict[str, Any]]:
 
 
 def as_text(rows: AuditRows) -> Iterator[str]:
-    """A table of operators by precision, the cost of the CPU's part, then each operator on the CPU with its
-    line."""
+    """Yield a table of operators by precision, the cost of the CPU's part, then each operator on the CPU with
+    its line."""
     compiled = {scheme: row for scheme, row in rows.items() if isinstance(row, AuditRow)}
     tables = {scheme: cells_of(row) for scheme, row in compiled.items()}
     names = sorted(
@@ -102,7 +103,7 @@ def _costs(row: AuditRow) -> dict[str, str]:
 
 
 def cells_of(row: AuditRow) -> dict[str, str]:
-    """By operator: how many run on HTP, and how many stay on the CPU."""
+    """Return for each operator how many run on HTP, and how many stay on the CPU."""
     cpu = Counter(operator.operator for operator in row.cpu)
     cells = {}
     for name in {*row.delegated, *cpu}:

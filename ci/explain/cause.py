@@ -1,8 +1,8 @@
-"""Why a program that `compile` made is not healthy, or why there is none: the compiler's step or the operator
-that is at fault. It is measured on this program, within a time.
+"""Find why a program that `compile` made is not healthy, or why there is none: the compiler's step or the
+operator at fault. The cause is measured on this program, within a time limit.
 
-The compiler's steps are replayed first, as that takes seconds. If each keeps the values, what quantizing
-loses is found on the CPU, and what the chip computes otherwise by programs that end at a node."""
+The compiler's steps are replayed first, because that takes seconds. If every step keeps the values, losses by
+quantizing are searched on the CPU, and differences of the chip with programs that end at a node."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ from provisioning.base.units import in_decibels
 from provisioning.known_faults import SuspectedFault
 
 SECONDS = 90.0
-"""The search and the trials of fixes, for all programs of a command, by the clock on the wall."""
+"""The search and the trials of fixes take at most so many seconds of wall time, for all programs of a
+command."""
 SEARCHES = 3 / 4
-"""In this part of its time a search begins programs; the rest is for the last one."""
+"""A search begins programs in this part of its time; the rest is for the last one."""
 REPLAY_SECONDS = 60.0
-"""A replay takes so much of the processor at most: a busy machine must change no finding."""
+"""A replay takes at most so many CPU seconds: a busy machine must change no finding."""
 FLOAT = "fp16"
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What was measured, in words, and the operator that it names, if it names one."""
+    """A cause says in words what was measured, and names the operator at fault, if there is one."""
 
     words: str
     nodes: Sequence[str] = ()
-    """The operator's, or its group's; none where no operator is the cause."""
+    """They are the nodes of the operator, or of its group; empty if no operator is the cause."""
     place: Place | None = None
-    """The line of the model that wrote it, if it is known."""
+    """It is the line of the model that wrote the operator, if it is known."""
     suspected: Sequence[SuspectedFault] = ()
-    """The known faults that the operator can have: what they are is not proved here."""
+    """The operator can have these known faults; that it has one is not proved here."""
     goes_on: str = ""
-    """The command that goes on with a search that the time ended."""
+    """This command continues a search that ran out of time."""
     lines: Sequence[str] = ()
-    """Other lines, FILE:LINE, at which a fix may begin."""
+    """A fix may also begin at these lines, FILE:LINE."""
     in_compiler: bool = False
-    """Whether a step of the compiler is at fault, which another precision has, too."""
+    """Whether a step of the compiler is at fault; other precisions then have the fault, too."""
 
     def in_words(self) -> str:
         return "; ".join([self.words, *(f"suspected: {fault.message}" for fault in self.suspected)])
@@ -70,8 +71,8 @@ def cause_of(
     seconds: float = SECONDS,
     suspects: Sequence[SuspectedFault] = (),
 ) -> Cause | None:
-    """The cause of an outcome that is not healthy; None where nothing is searched for. `suspects` are the
-    known faults that the program's nodes can have: they are all that is known if the time ends the search."""
+    """Find the cause of an outcome that is not healthy; None if nothing is searched for. `suspects` are the
+    known faults that the program's nodes can have: they are all that is known if time ends the search."""
     # What noise may have lost is searched for once there are real samples.
     if not (outcome.error or outcome.of_chip or (outcome.wrong and outcome.of_chip is not None)):
         return None
@@ -110,7 +111,8 @@ def _searched_cause(
     suspects: Sequence[SuspectedFault],
     broken: BrokenStep | None,
 ) -> Cause:
-    """The cause that the emulator or the CPU names; behind it the step that may be one, if it names none."""
+    """Find the cause on the emulator or on the CPU. If it names no operator, add the step that may be the
+    cause."""
     seconds = max(0.0, until - time.monotonic()) * SEARCHES
     if outcome.of_chip:
         limits = DivergenceLimits(DIFFERS_DB, seconds, outcome.near("sqnr_db", -math.inf))
@@ -126,7 +128,7 @@ def _searched_cause(
 
 
 def add_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
-    """The cause; with what may be it, if the time ended the search before that named an operator."""
+    """Add the suspects to the cause, if time ended the search before it named an operator."""
     return replace(cause, suspected=suspects) if cause.goes_on and not cause.nodes else cause
 
 
@@ -136,7 +138,8 @@ def step_cause(broken: BrokenStep) -> Cause:
 
 
 def divergence_cause(result: DivergenceResult, goes_on: str) -> Cause:
-    """`goes_on` is the command that continues a search which the time ended."""
+    """Return the cause that a search found. `goes_on` is the command that continues a search which ran out of
+    time."""
     first, words = result.first, verdict_of(result)
     if not result.between:
         goes_on = ""

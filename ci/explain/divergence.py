@@ -1,5 +1,5 @@
-"""The search for the operator whose output on the emulator is not the model's, what is said of it, and the
-Python script of that operator and its inputs, which needs nothing of ours (`--write`)."""
+"""Find the operator whose output on the emulator is not the model's, describe it, and write a Python script
+of that operator and its inputs, which needs nothing of ours (`--write`)."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ from provisioning.base.units import EXACT_DB, bound_in_decibels, in_decibels
 from provisioning.known_faults import SuspectedFault
 
 RUINED_DB = 1.0
-"""Zeros in place of values have 0 dB."""
+"""A value with a lower SQNR is ruined: zeros in its place have 0 dB."""
 LEAST_HALF = 2.0**-14
-"""The smallest number that fp16 holds with all its digits."""
+"""It is the smallest number that fp16 holds with all its digits."""
 FEW_STEPS = 16 * 2.0**-24
-"""Of fp16 below LEAST_HALF."""
+"""Below LEAST_HALF, fp16 may err by so much: it is a few of its smallest steps."""
 HALF_ROUNDS, HALF_STEP = 2.0**-11, 2.0**-25
-"""By how much fp16 rounds a value, as a share of it, and by how much the smallest."""
+"""fp16 rounds a value by at most this share of it, and the smallest values by at most this step."""
 STANDS_OUT = 1 / 3
 """An operator that adds a smaller share of the whole program's error is one of many that round."""
 MOST_SHOWN = 2**25
-"""Values, of all samples, that one program returns."""
+"""One program returns at most so many values, over all samples."""
 ROUNDS = 1.5
-"""Steps of a quantizer, or of fp16, by which two right programs differ, with the rounding of floats."""
+"""Two right programs differ by at most so many steps of a quantizer, or of fp16, with the rounding of
+floats."""
 EVERY = "all operators"
-"""In place of a node, the program that shows all."""
+"""It stands in place of a node for the program that shows all operators."""
 Worst = tuple[str, float]
-"""A node, and what it adds to the whole program's error."""
+"""It is a node, and what the node adds to the whole program's error."""
 
 
 class Cuts:
@@ -60,17 +61,18 @@ class Cuts:
         """`program_db` is the SQNR of the whole program, if that is known."""
         self.graph, self.trial = graph, trial
         self.sqnr: dict[str, float] = {} if program_db is None else {"": program_db}
-        """By node at which a program ends; that of the whole one is without."""
+        """It maps the node at which a program ends to the SQNR; the whole program has the empty name."""
         self.failed: dict[str, str] = {}
-        """Why a program has no SQNR."""
+        """It says, by node, why a program has no SQNR."""
         self.chips: dict[str, Sequence[Array]] = {}
-        """What the chip gives at a node, for each sample."""
+        """It has the chip's values at a node, for each sample."""
         self.faint: dict[str, float] = {}
-        """The largest value, where all are too small for fp16 and it errs by a few of its smallest steps."""
+        """It has the largest value of a node whose values are all so small that fp16 errs only by a few of
+        its smallest steps."""
         self.rounds: set[str] = set()
-        """The nodes at which the chip is right but for a step of the quantizer, or of fp16."""
+        """At these nodes the chip is right except for a step of the quantizer, or of fp16."""
         self.worst: dict[str, int] = {}
-        """The sample with the least SQNR."""
+        """It has, by node, the sample with the least SQNR."""
         self.errors: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
 
     @property
@@ -78,7 +80,7 @@ class Cuts:
         return self.sqnr_of("")
 
     def sqnr_of(self, name: str) -> float:
-        """NaN if the program that ends there does not compile or run."""
+        """Return the SQNR of the program that ends at a node; NaN if it does not compile or run."""
         if name not in self.sqnr and name not in self.failed:
             graph = self.graph.ending_at(name) if name else self.graph
             try:
@@ -115,8 +117,8 @@ class Cuts:
 
     @cached_property
     def shows_all(self) -> bool:
-        """Whether all nodes are known by one program, which errs as the whole one does: with more outputs the
-        compiler joins fewer operators."""
+        """Whether one program shows all nodes and errs as the whole one does: with more outputs the compiler
+        fuses fewer operators."""
         names = [*self.graph.operators]
         if self._is_large:
             return False
@@ -142,7 +144,8 @@ class Cuts:
         return self.power(self.program_db) if [*self.graph.ends] == [name] else self._error_at([name], ())
 
     def own(self, name: str) -> float:
-        """Without what operands pass on: a power of what is wrong is wrong, too, and not at fault."""
+        """Return the error that a node adds, without what its operands pass on: a power of a wrong value is
+        wrong, too, but not at fault."""
         operands = self.graph.operands_of(name)
         figures = [self.sqnr_of(operand) for operand in operands]
         # So little of a ruined value is left that nothing can be said of what it passes on.
@@ -153,8 +156,9 @@ class Cuts:
         return self._error_at([name], operands) or 0.0
 
     def _error_at(self, names: Sequence[str], operands: Sequence[str]) -> float | None:
-        """The error of the model's outputs if the chip differs at these nodes alone, by what they add to what
-        these operands pass on: a small one may grow on the way there."""
+        """Return the error of the model's outputs if the chip is wrong only at these nodes, and only by what
+        they add to the errors that these operands pass on: a small error may grow on its way to the outputs.
+        It is None if a program that ends at one of the nodes gives no SQNR."""
         inputs = [operand for operand in operands if not math.isnan(self.sqnr_of(operand))]
         if any(math.isnan(self.sqnr_of(name)) for name in names):
             return None
@@ -164,8 +168,8 @@ class Cuts:
         return self.errors[key]
 
     def of_integers(self, name: str) -> Worst | None:
-        """The source of the integers that an operator reads, and what it adds by all that read them: where
-        the operator is right with the integers that the chip has, which floats do not explain."""
+        """Return the source of the integers that an operator reads, and the error that it causes through all
+        their readers. It is None unless the operator is right when it gets the chip's integers."""
         graph = self.graph
         integers = [row for row in graph.integers_of(name) if not math.isnan(self.sqnr_of(row))]
         if not integers:
@@ -188,14 +192,14 @@ class Cuts:
         return source, self._error_at(behind, [row for row in operands if row not in behind]) or 0.0
 
     def power(self, sqnr_db: float) -> float:
-        """Relative to the output's. What is as bad as the whole is as bad as can be, whatever becomes of it
-        later."""
+        """Return the noise of an SQNR, relative to the output's power. It is at most that of the whole
+        program, whatever becomes of the value later."""
         return float(10 ** (-max(sqnr_db, self.program_db) / 10))
 
 
 def with_error(graph: Graph, names: Sequence[str], operands: Sequence[str], chips: Arrays) -> list[Pair]:
-    """The model's outputs on the CPU without and with the errors that the chip has at nodes, less what the
-    error of operands is there. `chips` is what programs that end at a node give."""
+    """Return the model's outputs on the CPU without and with the errors that the chip has at nodes, less what
+    the errors of the operands cause there. `chips` are the outputs of programs that end at a node."""
     import numpy
 
     wrong: dict[str, list[Array]] = {}
@@ -216,7 +220,7 @@ def _pairs(exact: Sequence[Array], outputs: Sequence[Array]) -> list[Pair]:
 
 
 def _sqnr_db(pairs: Sequence[Pair]) -> float:
-    """Of what the chip alone makes no number, none."""
+    """Return the least SQNR; the lowest figure if the chip alone gives values that are no numbers."""
     try:
         return max(least_sqnr_db(pairs), -EXACT_DB)
     except Unusable:
@@ -245,32 +249,32 @@ def _first_line(error: Exception) -> str:
 @dataclass(frozen=True, slots=True)
 class DivergenceLimits:
     least: float
-    """The SQNR from which the program matches."""
+    """The program matches from this SQNR on."""
     seconds: float = field(default=FOREVER, metadata=irrelevant("a time limit: what ends early is not kept"))
     program_db: float | None = field(default=None, metadata=irrelevant("without it the same is measured"))
-    """The SQNR of all of it, if that is known."""
+    """It is the SQNR of the whole program, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class DivergentOperator(OperatorAt):
     traits: Mapping[str, Traits]
-    """By node, what else known faults are told by."""
+    """They tell, by node, whether a known fault concerns it."""
     node: str
     sqnr_db: float
     sample: int
-    """The number of that with the least SQNR."""
+    """It is the number of the sample with the least SQNR."""
     faint: float | None
-    """The largest value, where all are too small for fp16."""
+    """It is the largest value, if all are too small for fp16; else None."""
     rounds: bool
-    """Whether it is right but for a step of the quantizer."""
+    """Whether it is right except for a step of the quantizer."""
     integers: bool
-    """Whether it gives integers: then its figures are those of what reads them."""
+    """Whether it gives integers; its figures are then those of the operators that read them."""
     share: float
-    """Of the whole program's error."""
+    """It is the operator's share of the whole program's error."""
     operands: Mapping[str, float | None]
-    """By node, its SQNR; None where no program that ends there runs."""
+    """It maps each operand to its SQNR; None if no program that ends there runs."""
     alike: int
-    """How many other places are taken to have its fault."""
+    """So many other places are taken to have its fault."""
     known: tuple[SuspectedFault, ...] = ()
 
     @property
@@ -282,17 +286,17 @@ class DivergentOperator(OperatorAt):
 @dataclass(frozen=True, slots=True)
 class DivergenceResult:
     reference: str
-    """What the program is compared with."""
+    """The program is compared with this."""
     least: float
-    """The SQNR from which the program matches."""
+    """The program matches from this SQNR on."""
     sqnr_db: float
     first: DivergentOperator | None
     cuts: Mapping[str, float]
-    """The SQNR by the node at which a program ends."""
+    """It maps the node at which a program ends to the SQNR."""
     failed: Mapping[str, str]
-    """Why a program gave no SQNR, by its node."""
+    """It maps the node at which a program ends to the reason why there is no SQNR."""
     between: tuple[str, ...]
-    """The two nodes between which the search was when its time was over."""
+    """The search was between these two nodes when its time was over."""
 
 
 def _operator(cuts: Cuts, name: str, adds: float, alike: int) -> DivergentOperator:
@@ -313,7 +317,7 @@ def _operator(cuts: Cuts, name: str, adds: float, alike: int) -> DivergentOperat
 
 
 PARTIAL = "partial.json"
-"""What a search knows before each program, for when it is ended during one."""
+"""The file keeps what a search knows before each program, in case its process is ended during one."""
 
 
 def keep_partial(
@@ -324,8 +328,9 @@ def keep_partial(
 
 
 def remains_of(program: object, failure: Failure, folder: Path) -> dict[str, Any] | None:
-    """The reply of a search whose process ended before it gave one. If no operator was named yet, what ended
-    the process says more, unless that is the time: then the search goes on the next time."""
+    """Return the reply of a search whose process ended before it replied. It is None if no operator was named
+    yet, because the failure of the process then says more; but if time ended it, the search goes on the next
+    time."""
     try:
         document = json.loads((folder / PARTIAL).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -343,7 +348,8 @@ def place_of(operator: OperatorAt, node: str) -> str:
 
 
 def verdict_of(result: DivergenceResult) -> str:
-    """The operator at fault, or that none stands out; and how far a search came that the time ended."""
+    """Name the operator at fault, or say that none stands out, and how far a search came that ran out of
+    time."""
     first, late = result.first, ""
     if result.between:
         low, high = result.between
@@ -373,7 +379,7 @@ def verdict_of(result: DivergenceResult) -> str:
 
 
 def _why_faint(first: DivergentOperator) -> str:
-    """Why fp16 cannot hold what the operator gives; empty if it can."""
+    """Say why fp16 cannot hold the operator's values; empty if it can."""
     if not first.faint:
         return ""
     most = f"its values are at most {first.faint:.1g}"
@@ -398,8 +404,8 @@ def as_text(result: DivergenceResult) -> Iterator[str]:
 
 
 def fix_of(result: DivergenceResult, command: Callable[..., str], advice: str) -> str:
-    """What to type next. `command` makes a command about the same model, of a verb and flags; it gives none
-    for a suite's program. `advice` is what was tried where an operator differs."""
+    """Say what to type next. `command` makes a command about the same model from a verb and flags; it is
+    empty for a suite's program. `advice` is what was tried if an operator differs."""
     if result.sqnr_db >= result.least:
         where = command("quantize", "--where") if result.reference != FLOAT_MODEL else ""
         names = f"{where} names the operators where quantizing loses"
@@ -417,28 +423,29 @@ MOST_OF_IT = 1 / 2
 """No other operator adds more than one that adds this share of the whole program's error."""
 MOST_STEPS = 60
 MOST_AT_ONCE = 64
-"""Operators. Of so few, one program that shows all takes less than two that each end at a suspect."""
+"""One program that shows at most so many operators takes less time than two that each end at a suspect."""
 MOST_SUSPECTS = 6
-"""That are looked at: each takes a program or two."""
+"""At most so many suspects are measured: each takes a program or two."""
 SHOWN_SECONDS = 30.0
-"""For what is left once the program that shows all operators is known."""
+"""The search has at least so many seconds left once the program that shows all operators is known."""
 
 ALL = ("", "the outputs")
-"""Between these two is the whole program."""
+"""The whole program lies between these two."""
 
 Suspects = Mapping[str, Collection[str]]
-"""By node, the known faults that it can have, the likeliest node first."""
+"""It maps a node to the known faults that it can have, the likeliest node first."""
 NO_SUSPECTS: Suspects = MappingProxyType({})
 
 
 class Divergence:
-    """The operator whose output is farthest from what its operands explain.
+    """Find the operator whose output is farthest from what its operands explain.
 
-    Of a large model, those that are suspected are looked at first, by programs that end there. Where the
-    fault of one is at other places, too, it is taken to add as much there: programs that end later take
-    longer. Then a program that returns what all operators compute is tried. That changes what the compiler
-    fuses, and may repair what is searched: then each operator is the last one of a program of its own. All
-    or none, since two programs round each in its own way, and the difference looks like an error."""
+    In a large model, suspected operators are measured first, with programs that end there. If the fault of
+    one may be at other places, too, it is taken to add as much at each of them, because programs that end
+    later take longer. Then one program that returns the output of every operator is tried. It changes what
+    the compiler fuses, and may hide the fault: then each operator is measured at the end of its own program.
+    The two kinds of figures are never mixed, because two programs round each in its own way, and the
+    difference looks like an error."""
 
     def __init__(
         self,
@@ -448,13 +455,13 @@ class Divergence:
         keep: Callable[[DivergenceResult], None] = lambda result: None,
         suspects: Suspects = NO_SUSPECTS,
     ) -> None:
-        """`keep` gets what is known before each program, as if the time were over."""
+        """`keep` is called before each program with the result so far, as if the time were over."""
         self.graph, self.least, self.keep, self.suspects = graph, limits.least, keep, suspects
         self.cuts, self.over = Cuts(graph, trial, limits.program_db), time.monotonic() + limits.seconds
         self.between: Sequence[str] = ()
 
     def search(self) -> DivergenceResult:
-        """The whole program's SQNR, and the operator at fault."""
+        """Return the whole program's SQNR, and the operator at fault."""
         cuts, graph = self.cuts, self.graph
         if cuts.program_db >= self.least:
             return self._result(None)
@@ -475,13 +482,13 @@ class Divergence:
 
         best = _worst_drop(cuts, stops)
         if best and best[0] not in cuts.rounds and not self.between:
-            # Of the integers that it reads nothing is known yet.
+            # Nothing is known yet of the integers that it reads.
             self.keep(self._result(best, ("", best[0])))
             best = cuts.of_integers(best[0]) or best
         return self._result(best or suspect, self.between)
 
     def _worst_suspect(self) -> Worst | None:
-        """The worst of the suspects, as far as they are looked at within half of the time."""
+        """Return the worst of the suspects that can be measured in half of the time."""
         best: Worst | None = None
         half = time.monotonic() + (self.over - time.monotonic()) / 2
         for name in islice(self.suspects, MOST_SUSPECTS):
@@ -489,7 +496,7 @@ class Divergence:
                 break
             if best and name in self._alike(best[0]) and self._is_most(best):
                 continue
-            # Before its operands are known, which may take as long again.
+            # Its operands are not known yet, which may take as long again.
             self.keep(self._result(_worse(best, (name, self.cuts.error(name) or 0.0)), ALL))
             best = _worse(best, (name, self.cuts.own(name)))
             self.keep(self._result(best, ALL))
@@ -498,7 +505,7 @@ class Divergence:
         return best
 
     def _alike(self, name: str) -> list[str]:
-        """The other suspects that can have a fault of this one. What only rounds has none."""
+        """Return the other suspects that can have a fault of this one; empty if this one only rounds."""
         faults = set[str]() if name in self.cuts.rounds else {*self.suspects.get(name, ())}
         return [node for node, ids in self.suspects.items() if node != name and faults & {*ids}]
 
@@ -525,11 +532,12 @@ def _worse(one: Worst | None, other: Worst) -> Worst:
 
 
 def _worst_drop(cuts: Cuts, stops: Callable[[str, str, Worst | None], bool]) -> Worst | None:
-    """The operator that adds most of the whole program's error, and what it adds: of several that each add
-    all of it, the first. Where `stops`, which gets the worst so far, ends the search of an interval, that.
+    """Return the operator that adds most of the whole program's error, and what it adds; if several each add
+    all of it, the first. `stops` gets an interval and the worst operator so far, which is the result if it
+    ends the search.
 
-    Of two neighbours in a list of nodes neither need be the other's operand, so a step in the list leads to
-    the operands, and from a bad one back."""
+    Neighbours in the list of nodes need not be each other's operands, so a step in the list leads to the
+    operands, and from a bad operand back."""
     graph, names = cuts.graph, [*cuts.graph.operators]
     places = {name: place for place, name in enumerate(names)}
 
@@ -570,7 +578,7 @@ def _worst_drop(cuts: Cuts, stops: Callable[[str, str, Worst | None], bool]) -> 
 
 
 MOST_BEFORE = 2
-"""The compiler may join an operator with those before it."""
+"""A script goes back at most so many steps: the compiler may fuse an operator with those before it."""
 STILL = "still there"
 VERDICT = re.compile(rf"^(?:{STILL}|gone): .*", re.MULTILINE)
 EXIT_CODES = "Exit code: 1 the fault is still there, 0 it is gone."
@@ -589,7 +597,7 @@ def arrays(names, text):
 
 
 """
-"""Of a script, behind its imports."""
+"""A script has this function behind its imports."""
 SCRIPT_JUDGE = """
 
 def sqnr_db(exact, found):
@@ -607,7 +615,7 @@ sys.exit(worst < LEAST)
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
     about: str
-    """The operator, and what the script needs."""
+    """It names the operator, and says what the script needs."""
     operator: str
     sample: int
     least: float
@@ -622,22 +630,23 @@ class ScriptRequest:
 class OperatorScript:
     text: str
     verdict: str
-    """What it says when it runs alone."""
+    """The script prints this when it runs alone."""
 
 
 def arrays_source(arrays: Mapping[str, Array]) -> str:
-    """What gives them in a script."""
+    """Return the expression that gives these arrays in a script."""
     import numpy
 
     content = io.BytesIO()
-    # A tensor without gaps, as a model's own inputs are.
+    # The copy has no gaps, as a model's own inputs have none.
     numpy.savez_compressed(content, *[array.copy() for array in arrays.values()])
     return f'arrays({[*arrays]}, """\n{base64.encodebytes(content.getvalue()).decode()}""")'
 
 
 def proved_script(request: ScriptRequest, source_of: Callable[[int], str]) -> OperatorScript:
-    """The script of the operator alone, or with the fewest before it that show the fault. A source begins
-    with imports, and binds `expected` and `computed`: what the CPU and the chip give."""
+    """Write the script of the operator alone, or with the fewest operators before it that show the fault.
+    `source_of` returns source that begins with imports, and binds `expected` and `computed` to what the CPU
+    and the chip give."""
     for before in (*range(MOST_BEFORE + 1), 0):
         body = f"{SCRIPT_HEAD}{source_of(before)}\nLEAST = {request.least:g}\n{SCRIPT_JUDGE}"
         text = f'"""{request.about}"""\n\n{body}'
@@ -653,6 +662,6 @@ def _printed_by(text: str) -> str:
         script.write_text(text, encoding="utf-8")
         process = captured([sys.executable, script], cwd=folder)
     if process.returncode == -signal.SIGKILL:
-        # Of the machine, so that nothing of it is kept as a result.
+        # The machine is to blame, so nothing of it is kept as a result.
         raise MemoryError("the script was killed, as the system does when memory runs out")
     return next(iter(VERDICT.findall(process.stdout)), "")

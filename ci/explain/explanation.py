@@ -1,5 +1,5 @@
-"""What `compile` says of programs that are not healthy, or that there are not: the cause, as far as it is
-found, and the fixes that were tried."""
+"""Explain programs of `compile` that are not healthy, or that could not be made: name the cause, as far as it
+is found, and the fixes that were tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from provisioning.base.units import readable
 from provisioning.known_faults import NO_FIX, SuspectedFault
 
 SEARCHED = 2 / 3
-"""In this part of the time the cause of wrong outputs is searched for; the rest is for fixes."""
+"""The cause of wrong outputs is searched for in this part of the time; the rest is for fixes."""
 
 
 def explain_products(
@@ -31,8 +31,9 @@ def explain_products(
     compiled: Sequence[Product | ToolkitError],
     history: History,
 ) -> list[Product]:
-    """The products with causes and fixes in their errors. A cause of what is no error is only said. Raises
-    the error of the first program that there is not, with its cause and the fix that was tried."""
+    """Put causes and fixes into the products' errors. The cause of an outcome that is no error is only
+    printed. Raises the error of the first program that could not be made; if it is the only one, with its
+    cause and the fixes that were tried."""
     search_ends = time.monotonic() + SECONDS
     products = [product for product in compiled if isinstance(product, Product)]
     for program, error in zip(programs, compiled, strict=True):
@@ -65,7 +66,8 @@ def _explain_death(
     history: History,
     search_ends: float,
 ) -> None:
-    """Say at once what is known of it; then put the cause and the fix that was tried into the error."""
+    """Print at once what is known of the failure; then put the cause and the fixes that were tried into the
+    error."""
     if model.options.is_verified and _searches(model, history):
         history.searched = True
         sys.stderr.write(readable(f"{program.name}: {error.message}\n", sys.stderr))
@@ -84,8 +86,8 @@ def explain_outcome(
     suspects: Sequence[SuspectedFault],
     until: float,
 ) -> tuple[Outcome, Cause | None]:
-    """The outcome, whose error then says the cause, as far as it is found by this time of time.monotonic(),
-    and the fixes that were tried. The time is that of all programs of a command."""
+    """Return the cause, and the outcome with the cause and the fixes that were tried in its error. Both are
+    searched until this time of time.monotonic(), which all programs of a command share."""
     budget = until - time.monotonic()
     search_seconds = budget * SEARCHED if outcome.wrong or outcome.error else budget
     cause = cause_of(lane, model, program, outcome, search_seconds, suspects) if budget > 0 else None
@@ -98,7 +100,7 @@ def explain_outcome(
 
 
 def _filled(fix: str, model: OneModel, soc: str) -> str:
-    """The fix, with the model in place of the word that stands for it."""
+    """Return the fix, with the model in place of the word that stands for it."""
     if not isinstance(fix, Fix):
         return fix
     (repair,) = model.command("repair", soc, "-o", "repaired").commands

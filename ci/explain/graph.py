@@ -1,5 +1,5 @@
-"""A model as the searches see it: nodes with a kind, a place and what they read; values on samples; the
-model that ends at a node; the model of which nodes have other values. Two adapters implement it."""
+"""Describe a model as the searches see it: nodes with a kind, a place and operands; their values on samples;
+the model that ends at a node; the model with other values at some nodes. Two adapters implement it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ci.operators import Traits
 
 FLOAT_MODEL = "the float model"
 QUANTIZED_MODEL = "the quantized model on the CPU"
-"""What a program is compared with."""
+"""A program is compared with one of these."""
 
 INPUT, CONSTANT = "input", "constant"
-"""The kinds of what no operator computes."""
+"""No operator computes nodes of these kinds."""
 
 Arrays = Mapping[str, Sequence[Array]]
-"""By node, a value for each sample."""
+"""It maps a node to its value for each sample."""
 NOTHING: Arrays = MappingProxyType({})
 
 
@@ -32,7 +32,7 @@ class Node:
     kind: str
     reads: tuple[str, ...]
     size: int = 0
-    """Elements of its tensor."""
+    """Its tensor has so many elements."""
     floats: bool = False
     """Whether it gives floats."""
     several: bool = False
@@ -43,65 +43,69 @@ class Node:
 
 
 class Graph(ABC):
-    """Of some samples, which are known by their number."""
+    """It computes a model on some samples, which are known by their number."""
 
     reference: str
-    """What it is, where a program is compared with it."""
+    """It names the graph where a program is compared with it."""
     samples: Sequence[Any]
 
     @property
     @abstractmethod
     def nodes(self) -> Mapping[str, Node]:
-        """By name, each behind what it reads."""
+        """Return the nodes by name, each behind what it reads."""
 
     @property
     @abstractmethod
     def results(self) -> Sequence[str]:
-        """The nodes that give the outputs."""
+        """Return the nodes that give the outputs."""
 
     @abstractmethod
     def operator_at(self, name: str) -> OperatorAt:
-        """The node's operator."""
+        """Return the node's operator."""
 
     def traits(self, name: str) -> dict[str, Traits]:
-        """What else known faults are told by."""
+        """Return the traits by which known faults are recognized."""
         return {}
 
     def step(self, name: str) -> float:
-        """Between two neighbours of the values that its output can have; 0 where that is not known."""
+        """Return the distance between two neighbours of the values that its output can have; 0 if it is not
+        known."""
         return 0.0
 
     @abstractmethod
     def ending_at(self, name: str) -> Graph:
-        """The model as far as this node, with what quantizes its output."""
+        """Return the model as far as this node, with the quantizers of its output."""
 
     def showing(self, names: Sequence[str]) -> Graph | None:
-        """The model that returns what these nodes give, too, behind its own outputs; None if it cannot."""
+        """Return the model that also returns what these nodes give, behind its own outputs; None if it
+        cannot."""
         return None
 
     @abstractmethod
     def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
-        """Those of each sample on the CPU, where nodes have other values: for all that reads them."""
+        """Return the outputs of each sample on the CPU. Nodes in `replaced` have other values, for all that
+        reads them."""
 
     @cached_property
     def exact(self) -> list[list[Array]]:
-        """The outputs of each sample on the CPU."""
+        """They are the outputs of each sample on the CPU."""
         return self.outputs()
 
     @abstractmethod
     def values(self, sample: int) -> dict[str, Array]:
-        """Of each node that gives one tensor of floats."""
+        """Return the value of each node that gives one tensor of floats."""
 
     @abstractmethod
     def errors_of(self, quantized: Any) -> dict[str, Array]:
-        """What quantizing changes at each operator that is given this model's values of the first sample."""
+        """Return what quantizing changes at each operator that gets this model's values of the first
+        sample."""
 
     @abstractmethod
     def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterable[Sequence[Array]]:
-        """The outputs for the first sample, where these errors are added at nodes."""
+        """Return the outputs for the first sample, with each of these sets of errors added at nodes."""
 
     def operator_names(self, names: Sequence[str]) -> list[str]:
-        """Nodes as a precision file names them."""
+        """Return the names that a precision file has for nodes."""
         return list(names)
 
     @cached_property
@@ -113,18 +117,18 @@ class Graph(ABC):
         return readers
 
     def everywhere(self, name: str) -> list[str]:
-        """The node, and each dequantizer behind it: its readers have one each."""
+        """Return the node and each dequantizer behind it: every reader has its own."""
         quantizers = [reader for reader in self.readers[name] if self.nodes[reader].quantizes]
         behind = [reader for quantizer in quantizers for reader in self.readers[quantizer]]
         return [name, *(reader for reader in behind if self.nodes[reader].quantizes)]
 
     def end_of(self, name: str) -> str:
-        """The dequantizer behind the node, if its output is quantized, else the node."""
+        """Return the dequantizer behind the node, if its output is quantized, else the node."""
         return self.everywhere(name)[:2][-1]
 
     @cached_property
     def operators(self) -> Mapping[str, Node]:
-        """The nodes at which a program can end, in order: those that depend on an input."""
+        """They are the nodes at which a program can end, in order: nodes that depend on an input."""
         variables, ends = set[str](), self.ends
         by_name = {}
         for name, node in self.nodes.items():
@@ -137,11 +141,11 @@ class Graph(ABC):
 
     @cached_property
     def ends(self) -> Sequence[str]:
-        """The operators that compute the model's outputs."""
+        """They are the operators that compute the model's outputs."""
         return self._makers(self.results)
 
     def operands_of(self, name: str) -> list[str]:
-        """The operators that compute what the node reads, some of them through integers."""
+        """Return the operators that compute what the node reads, some of them through integers."""
         makers: dict[str, None] = {}
         todo = [name]
         while todo:
@@ -152,12 +156,12 @@ class Graph(ABC):
         return [maker for maker in makers if maker in self.operators]
 
     def integers_of(self, name: str) -> list[str]:
-        """What the node reads that is computed of floats, and has none."""
+        """Return what the node reads that is computed from floats, and holds no floats itself."""
         makers = self._makers(self.nodes[name].reads)
         return [maker for maker in makers if maker not in self.operators and self.operands_of(maker)]
 
     def behind_integers(self, source: str) -> list[str]:
-        """The operators that read the integers of a source."""
+        """Return the operators that read the integers of a source."""
         behind: dict[str, None] = {}
         todo = [source]
         while todo:
@@ -167,7 +171,8 @@ class Graph(ABC):
         return [name for name in behind if name in self.operators]
 
     def _makers(self, names: Iterable[str]) -> list[str]:
-        """Through quantizers, and through what gives several tensors."""
+        """Return the nodes that compute these, looking through quantizers and through nodes with several
+        tensors."""
         makers: dict[str, None] = {}
         todo = list(names)
         while todo:
@@ -180,15 +185,15 @@ class Graph(ABC):
 
 
 Trial = Callable[[Any, Sequence[Sequence[Array]]], Sequence[Sequence[Array]]]
-"""A graph's outputs for each sample on the emulator, compiled at a program's precision for its chip, in the
-types and shapes that are expected. Raises why there are none."""
+"""It returns a graph's outputs for each sample on the emulator, compiled at a program's precision for its
+chip, in the types and shapes that are expected. If there are none, it raises the reason."""
 
 
 def groups_of(graph: Graph) -> list[list[Node]]:
-    """Operators with those behind them that only they feed, and that have no other operand or weights: a
-    convolution with its activation, a product with its softmax. Nothing is gained by a conversion between
-    them. Parts of several results are in the group of their operator. A concatenation has its operands in its
-    group: HTP computes one of 16 bits over operands of 8 bits wrongly."""
+    """Group each operator with those behind it that only it feeds, and that have no other operand or weights:
+    a convolution with its activation, a product with its softmax. A conversion between them would gain
+    nothing. The parts of several results are in the group of their operator. A concatenation is in one group
+    with its operands, because HTP computes one of 16 bits over operands of 8 bits wrongly."""
     group: dict[str, list[Node]] = {}
     groups: list[list[Node]] = []
     for node in graph.nodes.values():

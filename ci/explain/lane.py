@@ -1,4 +1,4 @@
-"""A lane with all that the commands for one model ask of it, as one record."""
+"""Describe a lane with all that the commands for one model ask of it, as one record."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searches(Generic[P]):
-    """What the searches ask of a lane."""
+    """The searches ask this of a lane."""
 
     chosen_program: Callable[[OneModel, Choice], P]
-    """MODEL's, or one of a suite."""
+    """It returns MODEL's program, or one of a suite."""
     replayed: Callable[[OneModel, P, ReplayRequest], ReplayResult]
-    """The first of the compiler's steps that changes what the model computes, or after which nothing can
-    compute it; none where the lane's compiler shows no steps."""
+    """It finds the first of the compiler's steps that changes what the model computes, or after which nothing
+    can compute it; none if the lane's compiler shows no steps."""
     divergence_of: Callable[[OneModel, P, DivergenceLimits], DivergenceResult]
-    """The operator at which the program differs."""
+    """It finds the operator at which the program differs."""
     script_of: Callable[[OneModel, P, DivergentOperator, float], OperatorScript]
-    """That operator alone, which is wrong below so many decibels."""
+    """It writes a script of that operator alone, whose output is wrong below so many decibels."""
     scores_of: Callable[[OneModel, P, ScoreRequest], Scores]
-    """The noise in the outputs if one group of operators alone is quantized."""
+    """It measures the noise in the outputs if one group of operators alone is quantized."""
     losses: Callable[[OneModel, Choice], tuple[str, Sequence[Loss]]]
-    """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
+    """It says what quantizing the whole model loses, in words, and what each operator adds, the worst
+    first."""
     rewritten: Callable[[OneModel, tuple[str, ...] | None], Rewritten]
-    """The model with the rewrites that answer known faults, all or these, each proved on the CPU."""
+    """It returns the model with the rewrites that answer known faults, all or these, each proved on the
+    CPU."""
     audited: Callable[[OneModel, Sequence[str]], AuditRows]
-    """For each precision, or for the usual ones."""
+    """It audits each of these precisions, or the usual ones."""
     precision_named: Callable[[str], str]
-    """A precision as the lane's runs name it."""
+    """It names a precision as the lane's runs do."""
 
 
 def _as_it_is(model: OneModel, folder: Path) -> OneModel:
@@ -58,20 +60,21 @@ def _as_it_is(model: OneModel, folder: Path) -> OneModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLane(Lane[P, L], Generic[P, L]):
-    """A lane that also compiles single models: MODEL is a suite of one."""
+    """This lane also compiles single models: MODEL is a suite of one."""
 
     programs: Callable[[OneModel, Path | None], Sequence[P]]
-    """For each chip the program of a suite of one, or of the suite that will have it. Refuses what cannot be
-    compiled; imports nothing heavy."""
+    """It returns for each chip the program of a suite of one, or of the suite that will have it. It refuses
+    what cannot be compiled, and imports nothing heavy."""
     model_plan: Callable[[OneModel, Sequence[P]], L]
     model_steps: tuple[LaneStep[L], ...]
-    """The steps of these programs."""
+    """These steps make the programs."""
     product: Callable[[OneModel, L, P, Mapping[str, Result]], Product]
-    """What is made of a program, by its results by step. Raises the error of one that there is not."""
+    """It returns what is made of a program, from its results by step. It raises the error of a program that
+    could not be made."""
     own_form_of: Callable[[OneModel, Path], OneModel] = _as_it_is
-    """The model in the form that the lane takes; what had another is written into the folder."""
+    """It returns the model in the form that the lane takes, and writes a converted model into the folder."""
     run_program: Callable[[OneModel, Sequence[str]], Ran] | None = None
-    """What a compiled program gives for these inputs."""
+    """It returns what a compiled program gives for these inputs."""
     quantized: Callable[[OneModel], Sequence[Product]] | None = None
     forecasted: Callable[[OneModel, Sequence[str]], Forecasted] | None = None
     searches: Searches[P] | None = None
@@ -83,7 +86,7 @@ class ModelLane(Lane[P, L], Generic[P, L]):
         return self.programs(model, suite)
 
     def products_of(self, model: OneModel, programs: Sequence[Program]) -> list[Product | ToolkitError]:
-        """What is made of each program, or the error of one that there is not."""
+        """Return what is made of each program, or the error of one that could not be made."""
         plan = self.model_plan(model, self.suites.own(programs))
         results: dict[str, Mapping[str, Result]] = {}
         for step in self.model_steps:
@@ -97,7 +100,7 @@ class ModelLane(Lane[P, L], Generic[P, L]):
         return products
 
     def repeat(self, program: Program) -> Fix:
-        """The command that runs a suite's program again."""
+        """Return the command that runs a suite's program again."""
         return self.suites.repeat(program)
 
     def quantized_of(self, model: OneModel) -> Sequence[Product]:
@@ -147,7 +150,7 @@ class ModelLane(Lane[P, L], Generic[P, L]):
         return own
 
     def _having(self, part: T | None, what: str) -> T:
-        """The one place that refuses what a lane lacks."""
+        """Return a part of the lane; this is the one place that refuses what a lane lacks."""
         if part is None:
             message = f"lane {self.head.name} has no {what}: it takes {self.head.models}"
             raise UsageError(message, fix="name a .pt2, file.py:function or an .onnx")
@@ -155,7 +158,7 @@ class ModelLane(Lane[P, L], Generic[P, L]):
 
 
 class AnyModelLane(AnyLane, Protocol):
-    """What the commands for one model ask of a lane, whatever its programs are."""
+    """The commands for one model ask this of a lane, whatever its programs are."""
 
     def programs_of(self, model: OneModel, suite: Path | None = None) -> Sequence[Program]: ...
 
@@ -195,7 +198,8 @@ class AnyModelLane(AnyLane, Protocol):
 
 
 def outcomes_of(lane: AnyModelLane, model: OneModel, programs: Sequence[Program]) -> list[Outcome]:
-    """What becomes of each: it is compiled, run and compared. The one trial of a candidate."""
+    """Compile, run and compare each program, and return its outcome. Every trial of a candidate goes through
+    here."""
     products = lane.products_of(model, programs)
     return [
         product.outcome if isinstance(product, Product) else Outcome.of_error(product) for product in products

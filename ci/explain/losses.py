@@ -1,4 +1,5 @@
-"""What is lost on the CPU: by each operator, by quantizing a group of operators, and by fp16's range."""
+"""Measure what is lost on the CPU: by each operator, by quantizing a group of operators, and by fp16's
+range."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from provisioning.base.units import aligned, in_decibels
 
 SHOWN = 20
 FOREVER = 1e9
-"""Seconds; a request has no infinity."""
+"""It is a time limit in seconds that never ends: a request cannot hold infinity."""
 BEYOND_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Loss(OperatorAt):
-    """An operator whose output is farther from the reference than what it reads."""
+    """The output of this operator is farther from the reference than what it reads."""
 
     node: str
     before_db: float
@@ -39,7 +40,7 @@ class Loss(OperatorAt):
 
 @dataclass(frozen=True, slots=True)
 class BeyondHalf(OperatorAt):
-    """An operator of a float model whose values leave fp16."""
+    """The values of this operator of a float model leave fp16's range."""
 
     node: str
     largest: float
@@ -47,16 +48,16 @@ class BeyondHalf(OperatorAt):
 
 @dataclass(frozen=True, slots=True)
 class GroupScore(OperatorAt):
-    """Operators that change their precision together, under the name of the first."""
+    """These operators change their precision together, under the name of the first."""
 
     nodes: tuple[str, ...]
     size: int
-    """The elements of their outputs."""
+    """Their outputs have so many elements."""
     reads: Mapping[str, int]
-    """By operator of another group, how many elements they read of it."""
+    """It maps an operator of another group to the number of elements that they read of it."""
     noise: tuple[float, ...]
-    """That they add to the outputs if they alone are quantized, relative to the signal: at a cheap precision,
-    and at a more exact one if there are two."""
+    """They add this noise to the outputs, relative to the signal, if they alone are quantized: at a cheap
+    precision, and at a more exact one if there are two."""
 
     @property
     def exact(self) -> float:
@@ -75,7 +76,7 @@ class GroupScore(OperatorAt):
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
     exact: str
-    """The precision beside the program's."""
+    """It is the second precision, beside the program's."""
     seconds: float = field(default=FOREVER, metadata=irrelevant("a time limit: what ends early is not kept"))
 
 
@@ -83,14 +84,14 @@ class ScoreRequest:
 class Scores:
     units: tuple[GroupScore, ...]
     totals: tuple[float, ...]
-    """The noise of the model if all of it is quantized, at each precision."""
+    """It is the noise of the model if all of it is quantized, at each precision."""
     rest: int
-    """How many groups there was no time for: those that err least by themselves."""
+    """There was no time for so many groups; they err least by themselves."""
 
 
 def losses_of(graph: Graph, decibels: Callable[[str], float | None]) -> tuple[Loss, ...]:
-    """The operators whose outputs are farther from float than their operands, the worst first. `decibels` is
-    None for what a quantizer added, or fused with the next: its effect shows there."""
+    """Return the operators whose outputs are farther from float than their operands, the worst first.
+    `decibels` is None for a node that a quantizer added, or fused with the next: its effect shows there."""
     levels: dict[str, float] = {}
     losses: list[tuple[float, Loss]] = []
     for name, node in graph.nodes.items():
@@ -109,8 +110,9 @@ def losses_of(graph: Graph, decibels: Callable[[str], float | None]) -> tuple[Lo
 
 
 def beyond_of(graph: Graph, masks: tuple[str, ...]) -> tuple[BeyondHalf, ...]:
-    """The operators of a float model whose outputs leave fp16, while what they read does not, each with its
-    line and its largest value. Numbers of any size in `masks` are meant to be infinite."""
+    """Return the operators of a float model whose outputs leave fp16's range while their operands do not,
+    each with its line and its largest value. Operators whose kind begins as one of `masks` are left out:
+    their large numbers are meant to be infinite."""
     rows: dict[str, BeyondHalf] = {}
     for number in range(len(graph.samples)):
         largest = {name: largest_of(values) for name, values in graph.values(number).items()}
@@ -125,20 +127,20 @@ def beyond_of(graph: Graph, masks: tuple[str, ...]) -> tuple[BeyondHalf, ...]:
 
 
 def beyond_in_words(beyond: Sequence[BeyondHalf]) -> str:
-    """Which operators of a float model leave fp16; empty if none does."""
+    """Name the operators of a float model that leave fp16's range; empty if none does."""
     words = [f"{row.place} has values up to {row.largest:.3g}" for row in beyond[:BEYOND_NAMED]]
     return f"in fp16 nothing is above {HALF_MOST:g}, and {', '.join(words)}" if words else ""
 
 
 def largest_of(values: Array) -> float:
-    """The largest that is finite."""
+    """Return the largest finite magnitude."""
     import numpy
 
     return float(abs(values[numpy.isfinite(values)]).max(initial=0.0))
 
 
 def scores_of(floats: Graph, quantized: Sequence[Graph], seconds: float = FOREVER) -> Scores:
-    """Of the groups of operators, if each alone is quantized as in each of these models. By the first
+    """Score each group of operators by quantizing it alone, as in each of these models, on the first
     sample."""
     over = time.monotonic() + seconds
     values, groups, count = floats.values(0), groups_of(floats), len(quantized)
@@ -184,12 +186,12 @@ def _score(
 
 
 def _own_share(errors: Mapping[str, Array], values: Mapping[str, Array], name: str) -> float:
-    """An operator's own error, relative to what it gives."""
+    """Return an operator's own error, relative to what it gives."""
     return _noise([values[name]], [values[name] + errors[name]]) if name in errors else 0.0
 
 
 def _noise(reference: Sequence[Array], outputs: Sequence[Array]) -> float:
-    """Of the worst output, relative to its signal."""
+    """Return the noise of the worst output, relative to its signal."""
     worst = 0.0
     for right, values in zip(reference, outputs, strict=True):
         signal = float((right.astype("f8") ** 2).sum())
@@ -199,7 +201,7 @@ def _noise(reference: Sequence[Array], outputs: Sequence[Array]) -> float:
 
 
 def as_text(summary: str, losses: Sequence[Loss]) -> Iterator[str]:
-    """`summary` says what the model loses."""
+    """Yield the losses as a table. `summary` says what the model loses."""
     yield summary
     if not losses:
         yield "no operator loses accuracy"
@@ -219,6 +221,6 @@ def _before(decibels: float) -> str:
 
 
 def where_of(row: OperatorAt, node: str = "") -> str:
-    """Its module, and its line, or its node where that is not known."""
+    """Return an operator's module with its line, or with its node if the line is not known."""
     place = f"{row.source} `{row.code}`" if row.source else node
     return " ".join(filter(None, [row.module if row.module[:1] != "(" else "", place]))

@@ -1,4 +1,4 @@
-"""An ONNX model as a Graph, which may be quantized. Imported only by workers."""
+"""Show an ONNX model, which may be quantized, as a Graph. Only workers import this."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 NO_PLACE = OperatorAt("", "", "", "")
 ERROR, FLOAT, UNREAD = "error/", "float/", "unread/"
 QUANTIZED = "_QuantizeLinear_Input"
-"""How the quantizer renames what computes an output of the model."""
+"""The quantizer adds this to the name of what computes an output of the model."""
 FEW = 16
 """A script shows weights of at most so many values."""
 IMPORTS = """\
@@ -53,21 +53,21 @@ class OnnxGraph(Graph):
         file: Path | None = None,
         types: Mapping[str, int] | None = None,
     ) -> None:
-        """`file` is the model's own, if it has one. `places` are by the names of operators; `types` of
-        tensors, if they are known."""
+        """`file` is the model's own, if it has one. `places` are keyed by the names of operators; `types` by
+        those of tensors, if they are known."""
         self.model, self.samples, self.places, self.reference = model, samples, places or {}, reference
         self.source: OnnxModel = file or model
-        """What a session is made of: a file may be larger than a message."""
+        """A session is made from it: a file may be larger than a message."""
         self._types = types
 
     @cached_property
     def maker(self) -> Mapping[str, onnx.NodeProto]:
-        """By tensor."""
+        """It maps a tensor to the node that computes it."""
         return {name: node for node in self.model.graph.node for name in node.output if name}
 
     @cached_property
     def types(self) -> Mapping[str, int]:
-        """Of tensors that nodes compute, and of inputs."""
+        """They are the types of inputs, and of tensors that nodes compute."""
         if self._types is not None:
             return self._types
         inferred = onnx.shape_inference.infer_shapes(self.model)
@@ -75,7 +75,7 @@ class OnnxGraph(Graph):
         return {value.name: value.type.tensor_type.elem_type for value in values}
 
     def node_of(self, tensor: str) -> str:
-        """One of several tensors of an operator is a node by itself."""
+        """Return the name of a tensor's node: each of several tensors of an operator is a node by itself."""
         maker = self.maker.get(tensor)
         if maker is None:
             return f"tensor {tensor}"
@@ -84,12 +84,12 @@ class OnnxGraph(Graph):
 
     @cached_property
     def tensors(self) -> Mapping[str, str]:
-        """By node."""
+        """It maps a node to its tensor."""
         return {self.node_of(tensor): tensor for tensor in (*self._leaves, *self.maker)}
 
     @cached_property
     def _leaves(self) -> Mapping[str, str]:
-        """What no node computes, by tensor its kind."""
+        """It maps each tensor that no node computes to its kind."""
         weights = dict.fromkeys((weight.name for weight in self.model.graph.initializer), CONSTANT)
         return {**dict.fromkeys((value.name for value in self.model.graph.input), INPUT), **weights}
 
@@ -141,7 +141,7 @@ class OnnxGraph(Graph):
         return OnnxGraph(part, self.samples, self.places, self.reference, types=self.types)
 
     def feeds(self) -> list[Sample]:
-        """The samples, as the model has inputs of them."""
+        """Return the samples, with only the inputs that the model has."""
         names = {name for name, kind in self._leaves.items() if kind == INPUT}
         return [{name: array for name, array in row.items() if name in names} for row in self.samples]
 
@@ -163,7 +163,7 @@ class OnnxGraph(Graph):
         ]
 
     def _rows_of(self, names: Sequence[str], arrays: Arrays) -> list[Sample]:
-        """Tensors, of given tensors and the samples."""
+        """Compute tensors from given tensors and the samples."""
         if not names:
             return [{} for _ in self.samples]
         part = self._part_of(names, arrays)
@@ -175,7 +175,7 @@ class OnnxGraph(Graph):
         return on_cpu(part, feeds)
 
     def _part_of(self, outputs: Sequence[str], begins: Collection[str] = ()) -> onnx.ModelProto:
-        """The part that computes these tensors, of tensors that are given and of the inputs."""
+        """Return the part that computes these tensors from given tensors and the inputs."""
         names, tensors = set[str](), set[str]()
         for output in outputs:
             of_output = self.ancestors(output, begins)
@@ -203,7 +203,8 @@ class OnnxGraph(Graph):
         return helper.make_tensor_value_info(tensor, self.types.get(tensor) or TensorProto.FLOAT, None)
 
     def ancestors(self, tensor: str, begins: Iterable[str] = ()) -> tuple[set[str], set[str]]:
-        """First outputs of the nodes that compute a tensor of those given, and all tensors that they take."""
+        """Return the first outputs of the nodes that compute a tensor from given ones, and all tensors that
+        they take."""
         nodes, tensors, todo, ends = set[str](), set[str](), [tensor], {*begins}
         while todo:
             name = todo.pop()
@@ -226,7 +227,7 @@ class OnnxGraph(Graph):
 
     @cached_property
     def _first(self) -> Mapping[str, Array]:
-        """By tensor that nodes compute."""
+        """It maps each tensor that nodes compute to its value on the first sample."""
         return {
             tensor: array
             for name, array in self.values(0).items()
@@ -248,7 +249,8 @@ class OnnxGraph(Graph):
             yield [outputs[value.name] for value in self.model.graph.output]
 
     def script(self, request: ScriptRequest, options: Mapping[str, str], before: int) -> str:
-        """The source of a script of one operator, with so many `before` it."""
+        """Return the source of a script of one operator, with the operators up to `before` steps in front of
+        it."""
         rows = [request.operator]
         for _ in range(before + 1):
             rows = [operand for row in rows for operand in self.operands_of(row)]
@@ -269,7 +271,7 @@ def name_of(node: onnx.NodeProto) -> str:
 
 
 def values_of(model: onnx.ModelProto, samples: Sequence[Sample], names: Iterable[str] = ()) -> list[Sample]:
-    """By name those of inputs, outputs and these tensors."""
+    """Compute the values of inputs, outputs and these tensors, by name, for each sample."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     own_names = {value.name for value in (*model.graph.output, *model.graph.input)}
@@ -281,7 +283,7 @@ def values_of(model: onnx.ModelProto, samples: Sequence[Sample], names: Iterable
 
 
 def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sample) -> Sample:
-    """By tensor, what quantizing changes at each operator that is given the float model's `values`."""
+    """Return, by tensor, what quantizing changes at each operator that gets the float model's `values`."""
     model = onnx.ModelProto()
     model.CopyFrom(quantized.model)
     graph, inputs = model.graph, {value.name for value in model.graph.input}
@@ -313,7 +315,7 @@ def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sampl
 
 
 def _with_errors(source: onnx.ModelProto, tensors: Collection[str]) -> onnx.ModelProto:
-    """With an input beside each of these tensors, which is added to it."""
+    """Copy the model, with an input beside each of these tensors, which is added to it."""
     model = onnx.ModelProto()
     model.CopyFrom(source)
     nodes, targets = [], {*tensors}
@@ -353,15 +355,15 @@ OPTIONS = {options} | {{"backend_path": qnn.get_qnn_htp_path()}}
 
 
 CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
-"""By attribute the type of a Constant that is written as numbers."""
+"""It maps an attribute of a Constant that is written as numbers to its type."""
 
 
 def make_plain(model: onnx.ModelProto) -> bool:
     """Name nodes without a name, make weights of Constant nodes and of the Identity nodes by which exporters
-    share equal ones, and take weights out of the inputs; returns whether that changes the model.
+    share equal ones, and take weights out of the inputs. Return whether that changes the model.
 
     The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and
-    cannot load a context with weights for inputs. The quantizer leaves a bias of an Identity in float."""
+    cannot load a context with weights for inputs. The quantizer leaves a bias behind an Identity in float."""
     graph = model.graph
     unnamed = [node for node in graph.node if not node.name]
     for node in unnamed:
@@ -380,7 +382,8 @@ def make_plain(model: onnx.ModelProto) -> bool:
 
 
 def _fold_constants(graph: onnx.GraphProto) -> bool:
-    """A Constant that is an output of the graph stays a node, and so does one of text or a sparse one."""
+    """Make weights of constants, and return whether there were any. A Constant that is an output of the graph
+    stays a node, and so does one of text or a sparse one."""
     outputs = {value.name for value in graph.output}
     weights = {tensor.name: tensor for tensor in graph.initializer}
     for value in graph.input:
@@ -406,7 +409,7 @@ def _fold_constants(graph: onnx.GraphProto) -> bool:
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The value of a Constant node, if a weight can have it."""
+    """Return the value of a Constant node, if a weight can have it."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
         return None
     (attribute,) = node.attribute

@@ -1,5 +1,5 @@
-"""Rewrites of an ONNX model: nodes that stand for others, once they are proved to give the same. What each
-writes, by its name in manifests/fixes.toml."""
+"""Rewrite an ONNX model: nodes replace others, once they are proved to give the same. Each rewrite has its
+name in manifests/fixes.toml."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Writer:
     weights: list[onnx.TensorProto] = field(default_factory=list)
 
     def __call__(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """The name of its output."""
+        """Add a node, and return the name of its output."""
         name = f"{self.prefix}_{operator}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, list(inputs), [name], name, domain=domain, **attributes))
         return name
@@ -39,11 +39,11 @@ class Writer:
 
 
 OnnxMatch = Match[onnx.NodeProto, str]
-"""The names of the first outputs are written, by a Writer."""
+"""`write` gets a Writer, and returns the names of the first outputs."""
 
 
 class RepairedOnnx(Repaired[onnx.NodeProto, str]):
-    """An ONNX model with every rewrite that it needs, each proved on the CPU."""
+    """It holds an ONNX model with every rewrite that it needs, each proved on the CPU."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         super().apply(needs)
 
     def _fold(self, need: Need) -> None:
-        """By ONNX Runtime itself: a condition that is constant leaves one branch."""
+        """Let ONNX Runtime fold constants if a condition is constant, which leaves one branch."""
         conditions = [node for node in self.model.graph.node if node.op_type == "If"]
         if not conditions:
             return
@@ -117,7 +117,8 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         yield from [node for node in self.model.graph.node if node.op_type in operators and not node.domain]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Empty of a single number, and where a size is not known, as behind a provider's own operator."""
+        """Return a tensor's shape; empty for a single number, and if a size is not known, as behind a
+        provider's own operator."""
         shape = self._shapes.get(name, ())
         return shape if all(shape) else ()
 
@@ -137,11 +138,11 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         return [*self.graph.users.get(name, ())]
 
     def values(self, names: Sequence[str]) -> list[Sample]:
-        """Of tensors, by name, for each sample."""
+        """Return the values of tensors by name, for each sample."""
         return values_of(self.model, self.samples, names)
 
     def replacement(self, match: OnnxMatch, need: Need, values: Sequence[Sample]) -> Writer:
-        """What is to stand for the node. Raises NotTheSame."""
+        """Return the nodes that replace the match's node. Raises NotTheSame."""
         writer = Writer(match.node.name or match.node.output[0])
         results = match.write(writer)
         names = match.node.output[: len(results)]
@@ -169,7 +170,7 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         nodes: Sequence[onnx.NodeProto],
         more: Sequence[onnx.TensorProto],
     ) -> Batch:
-        """What these nodes compute of arrays of the operands."""
+        """Return a function that computes these nodes on arrays of the operands."""
         reads = {name for node in nodes for name in node.input}.difference(operands)
         weights = [tensor for name, tensor in self.constants.items() if name in reads]
         outputs = [helper.make_empty_tensor_value_info(name) for name in names]
@@ -227,16 +228,16 @@ def _unread(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 FindAt = Callable[[RepairedOnnx, onnx.NodeProto], OnnxMatch | None]
 
 REWRITES: dict[str, Callable[[RepairedOnnx], Iterator[OnnxMatch]]] = {}
-"""By name: what finds the places."""
+"""It maps the name of a rewrite to what finds its places."""
 
 FOLDED = "constants-folded"
-"""ONNX Runtime's own, which is for a whole model."""
+"""ONNX Runtime itself makes this rewrite, for a whole model."""
 
 NEAR = 1e-4
 
 
 def search(name: str, *operators: str) -> Callable[[FindAt], FindAt]:
-    """For a rewrite of nodes of these operators."""
+    """Register a rewrite of nodes of these operators."""
 
     def register(match: FindAt) -> FindAt:
         REWRITES[name] = lambda model: filter(None, (match(model, node) for node in model.all_of(*operators)))
@@ -246,7 +247,7 @@ def search(name: str, *operators: str) -> Callable[[FindAt], FindAt]:
 
 
 def _variables(model: RepairedOnnx, names: Iterable[str]) -> tuple[str, ...]:
-    """Those that are no constants."""
+    """Return the names that are no constants."""
     return tuple(name for name in dict.fromkeys(names) if name and model.constant(name) is None)
 
 
@@ -262,7 +263,8 @@ def division_by_root(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | N
 
 @search("norm-as-scale-and-shift", "BatchNormalization")
 def norm_as_scale_and_shift(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
-    """Also behind a convolution: no quantizer folds it there."""
+    """Write a norm as scale and shift. Behind a convolution it goes into the weights, because no quantizer
+    folds it there."""
     x, *names = node.input
     values = [model.constant(name) for name in names]
     if any(value is None for value in values):
@@ -440,7 +442,7 @@ def recurrent_cell_by_cell(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMat
 
 @search("matmul-for-einsum", "Einsum")
 def matmul_for_einsum(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | None:
-    """The provider takes few forms of it."""
+    """Write an einsum as a product of matrices: the provider takes few forms of einsum."""
     shapes = [model.shape(name) for name in node.input]
     equation = attributes_of(node)["equation"].decode()
     if len(shapes) != 2 or not all(shapes) or not (product := product_of(equation, shapes)):
@@ -466,7 +468,7 @@ def matmul_for_einsum(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | 
 
 
 def optimize(model: onnx.ModelProto) -> onnx.ModelProto:
-    """As ONNX Runtime folds its constants, with the operator sets that it uses."""
+    """Let ONNX Runtime fold the model's constants, and drop the operator sets that no node uses."""
     plain = folded(model)
     domains = {node.domain for node in plain.graph.node}
     opsets = [opset for opset in plain.opset_import if opset.domain in domains]

@@ -1,4 +1,5 @@
-"""`repair`: a model rewritten where known faults meet it, compiled, run and compared with what it was."""
+"""Run `repair`: rewrite a model where known faults meet it, compile and run it, and compare it with what it
+was."""
 
 from __future__ import annotations
 
@@ -23,20 +24,20 @@ from provisioning.base.units import aligned
 from provisioning.known_faults import fix_at
 
 Rules = tuple[tuple[str, ...], ...]
-"""Of rewrites, each by those that ask for it."""
+"""It has for each rewrite the rules that ask for it."""
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What became of a model."""
+    """It says what became of a model."""
 
     model: OneModel
     before: Outcome
     rewritten: Rewritten
     together: Outcome | None
-    """With every rewrite; None: there is none."""
+    """It is the outcome with every rewrite; None if there is none."""
     after: Outcome | None
-    """With the fewest that help; None: none does."""
+    """It is the outcome with the fewest rewrites that help; None if none does."""
     refused: Sequence[RewrittenPlace]
 
     @property
@@ -49,8 +50,9 @@ class Repair:
 
 
 def fewest_of(lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None, before: Outcome) -> Repair:
-    """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
-    that were tried. `only` for these faults, if any is named; `before` is what it is without them."""
+    """Rewrite, prove, compile and compare, and keep the fewest rewrites with which the model is as good as
+    with any that were tried. `only` limits the rewrites to these faults; `before` is the outcome without
+    any."""
     rewritten = lane.rewritten(model, only)
     all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.places))
     trials: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
@@ -87,7 +89,7 @@ def fewest_of(lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None,
 
 
 def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
-    """The rewritten model, with the samples of the first; None if nothing was rewritten."""
+    """Return the rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.places:
         return None
     options = model.options.rewritten()
@@ -98,15 +100,15 @@ def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
 
 
 FILES = (".py", ".pt2", ".onnx")
-"""What a model is in; else it is named as a module."""
+"""A model is in a file with one of these endings; else it is named as a module."""
 FLOOR = Floor(30, decibels=True)
-"""That `tune` is asked for where the rewritten model is still wrong."""
+"""`tune` is asked for this floor if the rewritten model is still wrong."""
 
 
 def repair_model(
     lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None, report: ModelReport
 ) -> int:
-    """Write the rewritten model and what to change in its source, if it is no worse for it."""
+    """Repair a model: if rewrites help, write the rewritten model and what to change in its source."""
     repair = fewest_of(lane, model, only, outcome_of(lane, model))
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
@@ -155,7 +157,7 @@ def _as_text(repair: Repair) -> Iterator[str]:
 
 
 def _of_changes(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
-    """Each rewrite with its places, and what to write there."""
+    """Yield each rewrite with its places, and what to write there."""
     by_words: dict[tuple[str, tuple[str, ...], str], list[RewrittenPlace]] = {}
     for change in rewritten_places:
         words = str(fix_at(change.rules[0], change.code, change.source)) if change.source else change.words
@@ -169,7 +171,7 @@ def _of_changes(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
 
 
 def _write(repair: Repair, report: ModelReport) -> list[Path]:
-    """The model, the samples that it draws itself, and what to change in its source."""
+    """Write the model, the samples that it draws itself, and what to change in its source."""
     model, rewritten = repair.model, repair.rewritten
     assert rewritten.model is not None
     output = model.output
@@ -197,7 +199,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
 
 
 def _next(repair: Repair, model: OneModel) -> None:
-    """The command for what is red still; else the one that writes the program."""
+    """Print the command for what is still red; else the one that writes the program."""
     soc, output = model.selection.soc, ("-o", str(repair.model.output))
     if repair.now.error:
         command = model.command("audit", soc)

@@ -1,8 +1,8 @@
-"""The compiler's steps, replayed on the CPU in their order: the first one after which the model computes
-something else, or after which nothing can compute it.
+"""Replay the compiler's steps on the CPU in their order, and find the first one after which the model
+computes something else, or after which nothing can compute it.
 
 A lane calls the steps as the compiler does, and shows the model as it is after each of them. Quantizing
-rounds on purpose, so that lanes show a model without its rounding."""
+rounds on purpose, so lanes show a model without its rounding."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from provisioning.base.units import in_decibels
 MOST_OF_ERROR = 1 / 3
 """A step that adds a smaller share of the program's error is not its cause."""
 SAME_DB = 20.0
-"""A node that is nearer to what it was before the step by so much than the outputs are is the same."""
+"""A node counts as unchanged if the step keeps its value so many decibels better than the outputs."""
 NAMED = 3
-"""So many lost operators are named."""
+"""At most so many lost operators are named."""
 
 Kind = Literal["changes", "breaks", "loses", "raises"]
 
@@ -32,31 +32,32 @@ Kind = Literal["changes", "breaks", "loses", "raises"]
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
     program_db: float | None
-    """The SQNR of the program's outputs; None of a program that there is not, as the compiler died."""
+    """It is the SQNR of the program's outputs; None if there is no program, because the compiler died."""
     seconds: float = field(default=FOREVER, metadata=irrelevant("a time limit: what ends early is not kept"))
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenStep(OperatorAt):
-    """The step at fault, and the operator that it made or changed, with the line that it comes from."""
+    """It has the step at fault, and the operator that the step made or changed, with the line that this comes
+    from."""
 
     node: str
     kind: Kind
     step: CompilerStep
     error: str = ""
-    """What computing it ends with, of a model that nothing can compute any more."""
+    """It is the error that ends computing the model, if nothing can compute it any more."""
     replaced: str = ""
-    """The operator in whose place it is, with its line."""
+    """The operator stands in place of this one, which is named with its line."""
     lost: tuple[str, ...] = ()
-    """Operators whose weights the model reads no more, with their lines."""
+    """The model no longer reads the weights of these operators, which are named with their lines."""
     sqnr_db: float | None = None
-    """Of the outputs after the step, against those before it."""
+    """It is the SQNR of the outputs after the step, against those before it."""
     share: float = 0.0
-    """Of the program's error."""
+    """It is the step's share of the program's error."""
     made_by: CompilerStep | None = None
-    """An earlier step that put the operator there."""
+    """This earlier step put the operator there."""
     around: tuple[str, ...] = ()
-    """The model's lines, FILE:LINE, whose operators the step took together with it: a fix may begin there."""
+    """The step also took away the operators of these lines of the model, FILE:LINE: a fix may begin there."""
 
     @property
     def is_proved(self) -> bool:
@@ -64,7 +65,7 @@ class BrokenStep(OperatorAt):
         return self.kind != "loses"
 
     def in_words(self) -> str:
-        """What is wrong. What a step raised, the error says itself."""
+        """Say what is wrong; empty if a step raised, because the error itself says it."""
         return "" if self.kind == "raises" else "; ".join(self._clauses())
 
     def _clauses(self) -> Iterator[str]:
@@ -91,13 +92,13 @@ class BrokenStep(OperatorAt):
 class ReplayResult:
     broken: BrokenStep | None
     steps: int
-    """How many were judged."""
+    """So many steps were judged."""
     late: bool = False
-    """Whether the time ended it."""
+    """Whether the time ended the replay."""
 
 
 class Unrunnable(Exception):
-    """A model that cannot be computed: the node at which it ends, and why."""
+    """A model cannot be computed: the error has the node at which it ends, and says why."""
 
     def __init__(self, node: str, reason: str) -> None:
         super().__init__(reason)
@@ -105,12 +106,12 @@ class Unrunnable(Exception):
 
 
 class Replay:
-    """Judges the model after each step, until one is found."""
+    """It judges the model after each step, until the faulty one is found."""
 
     def __init__(self, program_db: float | None) -> None:
         self.program_db = program_db
         self.before: Graph | None = None
-        """The last model that could be computed."""
+        """It is the last model that could be computed."""
         self.broken: BrokenStep | None = None
         self.steps = 0
         self._makers: dict[str, CompilerStep] = {}
@@ -144,7 +145,8 @@ class Replay:
         self.before = after
 
     def end(self, raised: BrokenStep | None) -> None:
-        """The compiler died, as this step raised: that is the cause unless an earlier one broke the model."""
+        """Take the step that raised as the cause of the compiler's death, unless an earlier one broke the
+        model."""
         self.broken = self.broken or raised
 
     def see_structure(self, step: CompilerStep, before: Graph, after: Graph, glue: Sequence[str]) -> None:
@@ -190,8 +192,8 @@ class Replay:
 
 
 def changed_node(before: Graph, after: Graph, same_db: float) -> tuple[str, str]:
-    """The first node whose value a step changed, and the one in whose place it was put, or nothing. Nodes of
-    both models are the same by their names; nearer than `same_db`, their values are."""
+    """Return the first node whose value a step changed, and the one in whose place it was put, or nothing.
+    Nodes of both models are matched by name; values that are nearer than `same_db` count as the same."""
     old_values, new_values = before.values(0), after.values(0)
     for name, node in after.nodes.items():
         if name not in old_values or name not in new_values:
@@ -202,7 +204,7 @@ def changed_node(before: Graph, after: Graph, same_db: float) -> tuple[str, str]
 
 
 def _new_operand(old: Sequence[str], new: Sequence[str], after: Graph) -> tuple[str, str] | None:
-    """The first operand that stands in the place of another one."""
+    """Return the first operand that stands in the place of another one, and that one."""
     for old_name, new_name in zip(old, new, strict=False):
         if old_name != new_name and after.nodes[new_name].kind != CONSTANT:
             return new_name, old_name
@@ -210,13 +212,13 @@ def _new_operand(old: Sequence[str], new: Sequence[str], after: Graph) -> tuple[
 
 
 def replaced_lines(before: Graph, after: Graph) -> tuple[str, ...]:
-    """The lines of the operators that a step took away."""
+    """Return the lines of the operators that a step took away."""
     names = [name for name in before.nodes if name not in after.nodes]
     return tuple(dict.fromkeys(filter(None, (before.operator_at(name).source for name in names))))
 
 
 def lost_operators(before: Graph, after: Graph) -> Iterator[str]:
-    """The operators that read weights which the later model reads no more, with their lines."""
+    """Yield the operators that read weights which the later model no longer reads, with their lines."""
     constants = _constants_read(before).keys() - _constants_read(after).keys()
     for name, node in before.nodes.items():
         if name not in after.nodes and not constants.isdisjoint(node.reads):

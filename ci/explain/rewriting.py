@@ -1,4 +1,5 @@
-"""Rewrites of a graph, in both lanes: which a model needs, and the proof that one computes the same."""
+"""Rewrite a graph, in both lanes: choose the rewrites that a model needs, and prove that each computes the
+same."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from provisioning.known_faults import Fault, KnownFix, Lane, load_faults, load_f
 
 LARGER = 10
 WHOLE_BOUND = 1e-3
-"""Of the whole model: what follows a rewrite may enlarge its rounding."""
+"""The whole model may differ by this share: what follows a rewrite may enlarge its rounding."""
 HTP_DIMENSIONS = 5
-"""Of what HTP permutes."""
+"""HTP permutes at most so many dimensions."""
 FLOOR = 1e-3
-"""A smaller part of the sample's values is held to that part."""
+"""Outputs that are smaller than this part of the sample's values are compared as if they had that size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A rewrite that a precision and these builds call for."""
+    """A precision and these builds call for this rewrite."""
 
     rewrite: str
     rules: tuple[str, ...]
@@ -32,7 +33,7 @@ class Need:
     values: tuple[float, ...] = ()
     bound: float = 1e-5
     withheld: str = ""
-    """Why it is not made where it could be."""
+    """It says why the rewrite is not made where it could be."""
 
     @classmethod
     def of(cls, rewrite: str, fixes: Sequence[KnownFix], withheld: str = "") -> Need:
@@ -48,7 +49,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenPlace:
-    """One place of the model that was rewritten, or why it was not."""
+    """It is one place of the model that was rewritten, or was not, with the reason."""
 
     rewrite: str
     rules: tuple[str, ...]
@@ -65,24 +66,24 @@ class RewrittenPlace:
 
 @dataclass(frozen=True, slots=True)
 class ModelRewrite:
-    """What a worker replies."""
+    """A worker replies with this."""
 
     changes: tuple[RewrittenPlace, ...]
     compared: int | None = None
-    """How many samples judge it; None: as many as is usual."""
+    """So many samples judge the model; None means as many as is usual."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What a lane's step gave."""
+    """A lane's step returns this."""
 
     changes: Sequence[RewrittenPlace]
     model: Path | None
-    """None: nothing was changed."""
+    """It is None if nothing was changed."""
     samples: Path | None = None
-    """A folder of the samples that the model itself draws."""
+    """This folder has the samples that the model itself draws."""
     compared: int | None = None
-    """How many of them judge it, as they judge the first model."""
+    """So many of them judge the model, as they judge the first one."""
 
     @property
     def places(self) -> list[RewrittenPlace]:
@@ -90,27 +91,27 @@ class Rewritten:
 
 
 class NotTheSame(Exception):
-    """A rewrite that gives something else on the CPU."""
+    """A rewrite gives something else on the CPU."""
 
 
 N = TypeVar("N")
 V = TypeVar("V")
-"""What a graph has for nodes, and for their values."""
+"""These are a graph's nodes, and their values."""
 
 
 @dataclass(frozen=True)
 class Match(Generic[N, V]):
-    """A node whose outputs `write` computes of those of `operands`."""
+    """`write` computes the outputs of a node from those of `operands`."""
 
     node: N
     operands: tuple[V, ...]
     write: Callable[..., Any]
     low: float = float("-inf")
-    """The least value of an operand for which both are meant."""
+    """It is the least value of an operand for which the node and its rewrite must agree."""
 
 
 class Repaired(ABC, Generic[N, V]):
-    """A model while it is rewritten, with what was changed and what was refused."""
+    """It holds a model while it is rewritten, with what was changed and what was refused."""
 
     def __init__(self, originals: Sequence[Sequence[Array]]) -> None:
         """`originals` are the model's outputs for its samples."""
@@ -123,23 +124,24 @@ class Repaired(ABC, Generic[N, V]):
 
     @abstractmethod
     def place_of(self, node: N) -> tuple[str, str, str]:
-        """Its name, and the line of the model that it is of."""
+        """Return the node's name, and the line of the model that it comes from, with its code."""
 
     @abstractmethod
     def matches_of(self, need: Need) -> Iterator[Sequence[Match[N, V]]]:
-        """The places for a rewrite, in groups that do not touch each other."""
+        """Yield the places for a rewrite, in groups that are rewritten one after the other."""
 
     @abstractmethod
     def put(self, match: Match[N, V], need: Need) -> None:
-        """Replace its node, if that is proved. Raises NotTheSame."""
+        """Replace the match's node, if the rewrite is proved. Raises NotTheSame."""
 
     @abstractmethod
     def settle(self) -> None:
-        """After rewrites: what nothing reads goes, and what is known of the model is computed again."""
+        """Clean up after rewrites: remove what nothing reads, and compute again what is known of the
+        model."""
 
     @abstractmethod
     def outputs(self) -> Sequence[Sequence[Array]]:
-        """Of the model as it is now."""
+        """Return the outputs of the model as it is now."""
 
     def note(self, need: Need, place: tuple[str, str, str], refused: str = "") -> None:
         self.changes.append(RewrittenPlace(need.rewrite, need.rules, need.words, *place, refused))
@@ -178,8 +180,9 @@ class Repaired(ABC, Generic[N, V]):
 def needs_of(
     precision: str, lane: Lane, versions: Mapping[str, str], rules: Sequence[str] | None = None
 ) -> list[Need]:
-    """The rewrites that this precision calls for, all or those of `rules`; those that this build does not
-    need are withheld. By the products of `versions`, as the table of faults names them."""
+    """Return the rewrites that this precision calls for, all or those of `rules`; rewrites that this build
+    does not need are withheld. `versions` has the products of the build, as the table of faults names
+    them."""
     faults = {fault.id: fault for fault in load_faults()}
     due: dict[str, list[KnownFix]] = {}
     for fix in load_fixes():
@@ -210,8 +213,8 @@ def _is_here(fault: Fault | None, versions: Mapping[str, str]) -> bool:
 
 
 def probes(samples: Sequence[Sequence[Array]], values: Sequence[float], low: float) -> Iterator[list[Array]]:
-    """Inputs to prove by: those of the samples, then zeros, the ends of the range, larger ones, the fault's
-    values, and drawn ones. Whole numbers stay within their range. `low` is the least allowed value."""
+    """Yield inputs to prove with: those of the samples, then zeros, the ends of the range, drawn ones, larger
+    ones, and the fault's values. Whole numbers stay within their range. `low` is the least allowed value."""
     import numpy as np
 
     yield from (list(sample) for sample in samples)
@@ -238,7 +241,8 @@ def probes(samples: Sequence[Sequence[Array]], values: Sequence[float], low: flo
 
 
 def require_same(originals: Sequence[Array], results: Sequence[Array], bound: float, scale: float) -> None:
-    """`scale` is the size of the sample's values: smaller ones are held to a part of it."""
+    """Require that the results are the originals within `bound`. `scale` is the size of the sample's values:
+    smaller outputs are compared by a part of it. Raises NotTheSame."""
     import numpy as np
 
     if len(originals) != len(results):
@@ -259,7 +263,7 @@ def require_same(originals: Sequence[Array], results: Sequence[Array], bound: fl
 
 
 Batch = Callable[[Sequence[Sequence[Array]]], Sequence[Sequence[Array]]]
-"""The outputs for several inputs."""
+"""It returns the outputs for several inputs."""
 
 
 def prove(
@@ -270,7 +274,7 @@ def prove(
     bound: float,
     low: float = float("-inf"),
 ) -> None:
-    """Compute both for all inputs that are tried. Raises NotTheSame."""
+    """Compute both for all inputs that are tried, and compare them. Raises NotTheSame."""
     inputs = list(probes(samples, values, low))
     originals = old(inputs)
     own = [array[array == array] for outputs in originals[: len(samples)] for array in outputs]
@@ -280,8 +284,8 @@ def prove(
 
 
 def merge(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Sizes and order of the same permutation, where dimensions of one are left out, and such that stay
-    neighbours are one."""
+    """Return sizes and order of the same permutation with fewer dimensions: those of size one are left out,
+    and those that stay neighbours become one."""
     order = [axis for axis in order if shape[axis] > 1]
     groups: list[list[int]] = []
     axes = sorted(order)
@@ -299,27 +303,30 @@ def merge(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[i
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """What becomes of an operand of an einsum before it is multiplied, in this order."""
+    """An operand of an einsum is changed so before it is multiplied: summed, permuted and reshaped, in this
+    order."""
 
     summed: list[int]
-    """Dimensions."""
+    """It is summed over these dimensions."""
     order: list[int]
     sizes: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """An einsum of two operands as a product of matrices."""
+    """It expresses an einsum of two operands as a product of matrices."""
 
     parts: tuple[Factor, Factor]
     matrix: list[int]
-    """The sizes of the product, then those of all its dimensions, and their order in the result."""
+    """`matrix` has the sizes of the product, `sizes` those of all its dimensions, and `order` says how the
+    result has them."""
     sizes: list[int]
     order: list[int]
 
 
 def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> MatrixProduct | None:
-    """None where a letter is twice in one word, or has two sizes."""
+    """Return an einsum of two operands as a product of matrices; None if it is no such product, as when a
+    letter is twice in one word, or has two sizes."""
     operands, arrow, result = equation.replace(" ", "").partition("->")
     words = operands.split(",")
     if len(words) != len(shapes) or "." in equation or [*map(len, words)] != [*map(len, shapes)]:

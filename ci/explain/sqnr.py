@@ -1,4 +1,5 @@
-"""How far two models' outputs are from each other, for a search: a figure whatever they are."""
+"""Measure how far two models' outputs are from each other, for a search: there is a figure whatever they
+are."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from provisioning.base.units import EXACT_DB
 
 
 def pairs_of(exact: Sequence[Array], outputs: Sequence[Array]) -> list[Pair]:
-    """The outputs of one sample, each with what it is compared with."""
+    """Return the outputs of one sample, each with what it is compared with."""
     pairs = enumerate(zip(exact, outputs, strict=True))
     return [Pair(f"output {number}", *arrays) for number, arrays in pairs]
 
 
 def least_db(pairs: Sequence[Pair]) -> float:
-    """The least SQNR; that of nothing right where one model alone gives no number, or another shape."""
+    """Return the least SQNR; the lowest figure if one model alone gives no number, or another shape."""
     try:
         return max(least_sqnr_db(pairs), -EXACT_DB)
     except Unusable:
@@ -24,5 +25,5 @@ def least_db(pairs: Sequence[Pair]) -> float:
 
 
 def sqnr_between(exact: Sequence[Array], outputs: Sequence[Array]) -> float:
-    """The least SQNR of one sample's outputs."""
+    """Return the least SQNR of one sample's outputs."""
     return least_db(pairs_of(exact, outputs)) if len(exact) == len(outputs) else -EXACT_DB

@@ -1,4 +1,4 @@
-"""All rewrites of places in a PyTorch model's graph, by their names in manifests/fixes.toml."""
+"""Collect all rewrites of places in a PyTorch model's graph, by their names in manifests/fixes.toml."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a rewrite writes that keeps a model out of a faulty step of ExecuTorch or torchao, by its name in
-manifests/fixes.toml. The operators that it writes in place of others are right; a step takes the others for
-something that they are not."""
+"""Define the rewrites that keep a model out of a faulty step of ExecuTorch or torchao, by their names in
+manifests/fixes.toml. The step takes the replaced operators for something that they are not; the operators
+that replace them are computed correctly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ESCAPES = Registry()
 find_at, one = ESCAPES.find_at, ESCAPES.one
 
 IMAGE = 4
-"""Dimensions of a batch of images."""
+"""A batch of images has so many dimensions."""
 
 
 @one(
@@ -45,7 +45,7 @@ def cast_to_a_type(model: RepairedModule, node: Node) -> NodeMatch:
 
 @find_at("amax-and-argmax", aten.max.dim, aten.min.dim)
 def amax_and_argmax(model: RepairedModule, node: Node) -> NodeMatch | None:
-    """Both results. Where the index alone is read, `argmax` is written alone."""
+    """Write `amax` and `argmax` for both results, or `argmax` alone if only the index is read."""
     reads = reads_of(node)
     if 1 not in reads:
         return None
@@ -71,7 +71,7 @@ SQUARES = (aten.square.default, aten.pow.Tensor_Scalar, aten.mul.Tensor)
 
 
 def _square_of(node: object) -> Node | None:
-    """What a node squares; None if it is no square."""
+    """Return what a node squares; None if it is no square."""
     if not isinstance(node, Node) or node.target not in SQUARES:
         return None
     if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
@@ -84,8 +84,8 @@ def _square_of(node: object) -> Node | None:
 
 @find_at("rms-norm-of-ones", aten.rsqrt.default)
 def rms_norm_of_ones(model: RepairedModule, node: Node) -> NodeMatch | None:
-    """An RMS norm without a weight, as one operator: a step of ExecuTorch takes the next product, however far
-    behind it that is, for the product with its weight."""
+    """Write an RMS norm without a weight as one operator: a step of ExecuTorch takes the next product,
+    however far behind it that is, for the product with its weight."""
     total = node.args[0]
     if not isinstance(total, Node) or total.target is not aten.add.Tensor:
         return None
@@ -113,7 +113,7 @@ def _is_along_the_last(model: RepairedModule, x: Node, mean: Node) -> bool:
 
 
 def _has_a_weight(product: Node) -> bool:
-    """Whether its one reader multiplies it with a weight, as ExecuTorch expects."""
+    """Whether its only reader multiplies it with a weight, as ExecuTorch expects."""
     readers = [user for user in product.users if user.target is aten.mul.Tensor]
     operands = [operand for user in readers for operand in user.all_input_nodes if operand is not product]
     return len(product.users) == 1 and any(operand.op == "get_attr" for operand in operands)
@@ -145,18 +145,19 @@ MOVES = (
 
 @dataclass(frozen=True)
 class Modulated:
-    """A weight that is computed: of a constant one, and of factors for channels."""
+    """This weight is computed from a constant one, and from factors for channels."""
 
     constant: Tensor
-    """The constant weight, laid out as the convolution reads it."""
+    """It is the constant weight, laid out as the convolution reads it."""
     read: Sequence[Node]
-    """The factors of the channels that are read."""
+    """They are the factors of the channels that are read."""
     given: Sequence[Node]
-    """Those of the channels that are given."""
+    """They are the factors of the channels that are given."""
 
 
 def _modulated(model: RepairedModule, weight: Node, axes: tuple[int, int]) -> Modulated | None:
-    """`axes` are the weight's dimensions of the channels that are read, and of those that are given."""
+    """Take a computed weight apart; None if it is not computed so. `axes` are the weight's dimensions of the
+    channels that are read, and of those that are given."""
     parts = _parts_of(model, weight)
     if parts is None:
         return None
@@ -173,7 +174,8 @@ def _modulated(model: RepairedModule, weight: Node, axes: tuple[int, int]) -> Mo
 
 
 def _parts_of(model: RepairedModule, weight: Node) -> tuple[Node, list[Node]] | None:
-    """The constant that a weight is computed of, and the factors that it is multiplied with."""
+    """Return the constant that a weight is computed from, and the factors that it is multiplied with; None if
+    it is computed in another way."""
     factors: list[Node] = []
     node = weight
     while model.varies(node):
@@ -195,7 +197,7 @@ def _parts_of(model: RepairedModule, weight: Node) -> tuple[Node, list[Node]] | 
 def _laid_out(
     model: RepairedModule, weight: Node, values: dict[Node, Tensor], keeping: Node | None
 ) -> Tensor:
-    """The weight, computed with these values, and without factors but the one that is kept."""
+    """Compute the weight with these values, and without factors except the one that is kept."""
     if weight in values:
         return values[weight]
     if weight is keeping or not model.varies(weight):
@@ -216,7 +218,7 @@ def _laid_out(
 
 
 def _axis_of(scales: Tensor, factor: Tensor, axes: tuple[int, int]) -> int | None:
-    """The dimension of a weight along which a factor scales it; None if it scales each value by its own."""
+    """Return the dimension of a weight along which a factor scales it; None if there is none."""
     flat = factor.flatten()
     for axis in axes:
         sizes = [1] * scales.dim()
@@ -227,12 +229,12 @@ def _axis_of(scales: Tensor, factor: Tensor, axes: tuple[int, int]) -> int | Non
 
 
 GROUPS = 6
-"""The place of this argument of a convolution."""
+"""A convolution has this argument at this place."""
 
 
 @find_at("styles-outside-the-convolution", aten.conv2d.default, aten.conv_transpose2d.input)
 def styles_outside_the_convolution(model: RepairedModule, node: Node) -> NodeMatch | None:
-    """A convolution with a constant weight, whose input and output are multiplied with the factors."""
+    """Write a convolution with a constant weight, and multiply its input and output with the factors."""
     x, weight, *rest = node.args
     bias, *settings = rest or [None]
     groups = node.args[GROUPS] if len(node.args) > GROUPS else 1
@@ -267,8 +269,8 @@ def styles_outside_the_convolution(model: RepairedModule, node: Node) -> NodeMat
 
 
 def _epsilon_of(model: RepairedModule, modulated: Modulated) -> float | None:
-    """What is added to the sum of the weight's squares before its root is taken, where the one factor of the
-    channels that are given is the inverse of that: it is computed of the factors of the others."""
+    """Return what is added to the sum of the weight's squares before its root is taken, if the only factor of
+    the given channels is the inverse of that root: it can then be computed from the factors of the others."""
     if len(modulated.given) != 1 or not modulated.read:
         return None
     node: Any = modulated.given[0]

@@ -1,5 +1,5 @@
-"""A PyTorch model as a Graph: an exported module of torch.fx, which may be quantized or prepared for that.
-Imported only by workers."""
+"""Show a PyTorch model as a Graph: it is an exported module of torch.fx, which may be quantized or prepared
+for that. Only workers import this."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TorchGraph(Graph):
 
     @cached_property
     def _ranges(self) -> Mapping[FxNode, tuple[float, float]]:
-        """The least and the largest value of each node that gives a tensor."""
+        """It has the least and the largest value of each node that gives a tensor."""
         ranges: dict[FxNode, tuple[float, float]] = {}
         for sample in self.samples:
             for node, value in values_of(self.module, sample).items():
@@ -177,7 +177,8 @@ class TorchGraph(Graph):
             yield [tensor.numpy() for tensor in outputs]
 
     def script(self, request: ScriptRequest, soc: str, halves: bool, before: int) -> str:
-        """The source of a script of one operator, with so many `before` it."""
+        """Return the source of a script of one operator, with the operators up to `before` steps in front of
+        it."""
         alone, inputs = self._cut_out(request.operator, request.sample, before)
         weights = arrays_source({name: buffer.numpy() for name, buffer in alone.named_buffers()})
         arrays, forward = arrays_source(inputs), indent(alone.code.strip(), "    ")
@@ -185,7 +186,8 @@ class TorchGraph(Graph):
         return f"{IMPORTS}{ARRAYS}{LOWERED.format(**parts)}"
 
     def _cut_out(self, name: str, sample: int, before: int) -> tuple[GraphModule, dict[str, Array]]:
-        """The operator and those before it, with what quantizes them, and the values that they get."""
+        """Cut out the operator and those before it, with their quantizers, and return them with the values
+        that they get."""
         begins = {name}
         for _ in range(before + 1):
             begins = {row for reader in begins for row in self._makers(self.nodes[reader].reads) or [reader]}
@@ -239,12 +241,12 @@ def operator_at(node: FxNode) -> OperatorAt:
 
 
 def outputs_of(module: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Every node's output of floats, by name."""
+    """Return every node's output of floats, by name."""
     return {node.name: value for node, value in values_of(module, sample).items() if is_float(value)}
 
 
 def norms_of(graph: Any) -> dict[str, str]:
-    """The convolutions by name, with the batch norm that quantization folds into each."""
+    """Map each convolution's name to the batch norm that quantization folds into it."""
     norms = [node for node in graph.nodes if "batch_norm" in str(node.target)]
     return {node.args[0].name: node.name for node in norms if isinstance(node.args[0], FxNode)}
 
@@ -252,8 +254,8 @@ def norms_of(graph: Any) -> dict[str, str]:
 def worst_losses(
     floats: Mapping[str, Tensor], norms: Mapping[str, str], quantized: Any, sample: Sequence[Tensor]
 ) -> tuple[Loss, ...]:
-    """The operators of the quantized model that add noise, the worst first. `floats` are the outputs of the
-    float model's nodes."""
+    """Return the operators of the quantized model that add noise, the worst first. `floats` are the outputs
+    of the float model's nodes."""
     graph, ours = TorchGraph(quantized, [tuple(sample)]), outputs_of(quantized, sample)
 
     def decibels_of(name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What a rewrite of a layer writes: pools, pads, norms, convolutions, recurrent cells, by its name in
+"""Define the rewrites of layers: pools, pads, norms, convolutions, recurrent cells, by their names in
 manifests/fixes.toml."""
 
 from __future__ import annotations
@@ -81,13 +81,14 @@ def norm_as_scale_and_shift(
 
 
 def _constants(values: Sequence[Tensor], x: Tensor) -> list[Tensor]:
-    """By channel, as they are broadcast to x."""
+    """Reshape values by channel so that they are broadcast to x."""
     return [value.reshape(-1, *[1] * (x.dim() - 2)) for value in values]
 
 
 @find_at("norm-folded", aten.batch_norm.default)
 def norm_folded(model: RepairedModule, node: Node) -> NodeMatch | None:
-    """QNN takes a larger epsilon for a smaller one."""
+    """Fold a norm into the convolution before it, or write it as scale and shift: QNN computes a large
+    epsilon as a smaller one."""
     conv, epsilon = node.args[0], float(str(node.args[7]))
     if epsilon < NEAR:
         return None
@@ -141,7 +142,7 @@ def nearest_by_index(model: RepairedModule, node: Node) -> NodeMatch | None:
 
 
 def _places(model: RepairedModule, node: Node) -> list[Tensor]:
-    """By dimension: which places of the input the output has."""
+    """Return for each dimension which places of the input the output has."""
     shape, target, places = shape_of(model, node.args[0]), node.target, []
     for axis in range(2, len(shape)):
         numbers = torch.arange(float(shape[axis])).reshape(
@@ -163,23 +164,23 @@ AVERAGES: dict[Any, tuple[int, Callable[..., Tensor]]] = {
     aten.avg_pool1d.default: (1, functional.conv1d),
     aten.avg_pool2d.default: (2, functional.conv2d),
 }
-"""By pool, the dimensions of its window, and the convolution of as many."""
+"""It maps a pool to the number of its window's dimensions, and to the convolution with as many."""
 
 
 def _for_each(value: Any, count: int) -> list[int]:
-    """A size of a window, for each dimension."""
+    """Return the size of a window for each dimension."""
     values = [value] if isinstance(value, int) else [*value]
     return values * count if len(values) == 1 else values
 
 
 @find_at("pool-as-convolution", *AVERAGES)
 def pool_as_convolution(model: RepairedModule, node: Node) -> NodeMatch | None:
-    """Of windows that reach over the edge. Those that move by one are right, unless what is padded does not
-    count."""
+    """Write a pool whose windows reach over the edge as a convolution. Windows that move by one are right,
+    unless padding does not count."""
     shape, rest, pool = shape_of(model, node.args[0]), [*node.args[2:]], callable_of(node)
     count, convolve = AVERAGES[pool]
     if len(shape) != count + 2:
-        # Without a dimension of the batch, in which each channel would be one.
+        # There is no batch dimension: each channel would count as a sample.
         return None
     kernel = _for_each(node.args[1], count)
     stride = _for_each(rest[0], count) if rest and rest[0] else kernel
@@ -359,7 +360,7 @@ def cell_in_parts(model: RepairedModule, node: Node) -> NodeMatch:
 
 
 def _cell(is_lstm: bool, reads: set[Any], x: Tensor, state: Any, *weights: Tensor | None) -> Any:
-    """The quantizer has no rule for it, and what it becomes when lowered stays in float."""
+    """Write a cell in parts: the quantizer has no rule for it, and what it is lowered to stays in float."""
     tensors = [tensor for tensor in weights if tensor is not None]
     _, last = _steps(is_lstm, [x], list(state) if is_lstm else [state], tensors)
     return (
@@ -402,8 +403,8 @@ def _recurrent(is_lstm: bool, empty: bool, reads: set[Any]) -> Callable[..., Any
 def _steps(
     is_lstm: bool, steps: Sequence[Tensor], begin: Sequence[Tensor] | None, weights: Sequence[Tensor]
 ) -> tuple[list[Tensor], Sequence[Tensor]]:
-    """The outputs and the last state of one layer in one direction. The first step of an empty state reads
-    none: a program may not hand out its zeros."""
+    """Return the outputs and the last state of one layer in one direction. The first step from an empty state
+    reads no state: a program may not hand out its zeros."""
     of_input, of_state, *biases = weights
     state, outputs = begin, []
     for x in steps:

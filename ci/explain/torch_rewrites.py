@@ -1,4 +1,4 @@
-"""What a rewrite of an exported PyTorch model writes, by its name in manifests/fixes.toml."""
+"""Define the rewrites of an exported PyTorch model, by their names in manifests/fixes.toml."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ci.explain.torch_rewriting import NodeMatch, Registry, RepairedModule
 
 aten: Any = torch.ops.aten
 REWRITES = Registry()
-"""Those of operators."""
+"""It has the rewrites of operators."""
 find_at, one, search = REWRITES.find_at, REWRITES.one, REWRITES.search
 
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
@@ -74,7 +74,7 @@ def gelu_for_erf(model: RepairedModule, erf: Node) -> NodeMatch | None:
 
 
 def _readers_of(node: Node, steps: int) -> list[Node]:
-    """The nodes that read its value, in the order of the graph."""
+    """Return the nodes that read its value, at most so many steps behind it, the nearest first."""
     readers: dict[Node, None] = {}
     now = [node]
     for _ in range(steps):
@@ -171,7 +171,7 @@ def mask_as_constant(
 
 @one("cosine-in-parts", aten.cosine_similarity.default)
 def cosine_in_parts(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """What it is decomposed to hands a constant from a delegate to the CPU."""
+    """Write the cosine in parts: its decomposition hands a constant from a delegate to the CPU."""
     units = (part / torch.sqrt((part * part).sum(dim, keepdim=True)).clamp(min=eps) for part in (x, y))
     return torch.mul(*units).sum(dim)
 
@@ -185,7 +185,7 @@ def convolution_for_unfold(x: Tensor, kernel: list[int], dilation: Any, padding:
 
 @search("constants-folded")
 def constants_folded(model: RepairedModule) -> Iterator[NodeMatch]:
-    """What no input changes, where something reads it that an input changes."""
+    """Find what no input changes, if something reads it that an input changes."""
     for node in list(model.module.graph.nodes):
         if node.op != "call_function" or not isinstance(model.value(node), Tensor) or model.varies(node):
             continue
@@ -217,9 +217,9 @@ def fewer_dimensions(model: RepairedModule, node: Node) -> NodeMatch | None:
 
 
 MOST_OF_ACTIVATIONS = 4
-"""Dimensions that QNN takes of these."""
+"""QNN takes at most so many dimensions of these operators."""
 IMAGE = 4
-"""Dimensions of a batch of images."""
+"""A batch of images has so many dimensions."""
 
 
 @find_at(
@@ -280,7 +280,7 @@ MOVES = (
     *(aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.view.default, aten.reshape.default),
     *(aten.select.int, aten.slice.Tensor, aten.permute.default, aten.transpose.int),
 )
-"""What moves integers without computing, and is refused for indices of int64."""
+"""These move integers without computing, and are refused for indices of int64."""
 
 
 @find_at("indices-as-int32", *MOVES)
@@ -299,7 +299,7 @@ def is_cast_to_float(model: RepairedModule, node: Node) -> bool:
 
 @find_at("cast-before-moves", *CASTS)
 def cast_before_moves(model: RepairedModule, node: Node) -> NodeMatch | None:
-    """Of an input of int64: a program moves it as int32."""
+    """Cast an input of int64 before it is moved: a program moves it as int32."""
     source, moves = node.args[0], list[Node]()
     while isinstance(source, Node) and source.target in MOVES and len(source.all_input_nodes) == 1:
         moves.insert(0, source)

@@ -1,4 +1,4 @@
-"""Rewrites of an exported model: a node gives way to what is traced, once that is proved to be the same."""
+"""Rewrite an exported model: traced code replaces a node, once it is proved to be the same."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ BY_SHAPE = (
     *(aten.full_like.default, aten.ones_like.default, aten.zeros_like.default),
     *(aten.new_full.default, aten.new_ones.default, aten.new_zeros.default),
 )
-"""They take of a tensor its shape alone, which is fixed, and give one number everywhere."""
+"""They use only a tensor's shape, which is fixed, and give one number everywhere."""
 KEPT_META = ("stack_trace", "nn_module_stack")
 WRITTEN = "written_"
-"""How the constants of rewrites are called."""
+"""The names of rewrites' constants begin so."""
 WEIGHTS = "weights-made-constant"
-"""The rewrite of weights that are computed in each run, which an export cannot show."""
+"""This rewrite makes weights constant that are computed in each run, which an export cannot show."""
 
 
 NodeMatch = Match[Node, Node]
-"""Of a node of several values, a tuple is written, with None for those that nothing reads."""
+"""For a node of several values, a tuple is written, with None for values that nothing reads."""
 
 
 class RepairedModule(Repaired[Node, Node]):
-    """A PyTorch model with every rewrite that it needs, each proved on the CPU, and the values of its nodes
-    for each sample."""
+    """It holds a PyTorch model with every rewrite that it needs, each proved on the CPU, and the values of
+    its nodes for each sample."""
 
     def __init__(
         self, model: torch.nn.Module, samples: Sequence[Tensors], rewrites: Mapping[str, Sequence[Find]]
@@ -54,9 +54,9 @@ class RepairedModule(Repaired[Node, Node]):
         )
         self.values: list[dict[Node, Any]] = []
         self.stands_for: dict[Node, Node] = {}
-        """What was put in the place of a node."""
+        """It maps a node to the one that replaced it."""
         self.in_place_nodes: set[Node] = set()
-        """What is changed in place, perhaps by what depends on an input."""
+        """These nodes are changed in place, perhaps by what depends on an input."""
         self.settle()
 
     def exported(self) -> Any:
@@ -87,11 +87,11 @@ class RepairedModule(Repaired[Node, Node]):
         return self.values[0][node]
 
     def varies(self, node: Node) -> bool:
-        """Whether it depends on an input."""
+        """Whether a node depends on an input."""
         return not self._constant(node, ())
 
     def only_of(self, node: Node, operand: Node) -> bool:
-        """Whether it depends on no other."""
+        """Whether a node depends on no input except through the operand."""
         return self._constant(node, (operand,))
 
     def _constant(self, node: Node, exempt: Sequence[Node]) -> bool:
@@ -110,7 +110,7 @@ class RepairedModule(Repaired[Node, Node]):
         yield from [node for node in self.module.graph.nodes if node.target in targets]
 
     def call(self, node: Node, write: Callable[..., Any], low: float = float("-inf")) -> NodeMatch:
-        """A match of one node; `write` takes its arguments, constants by their values."""
+        """Return a match of one node; `write` takes its arguments, constants by their values."""
         operands = tuple(operand for operand in node.all_input_nodes if self.varies(operand))
         constants = {
             operand: attrgetter(str(operand.target))(self.module)
@@ -128,7 +128,7 @@ class RepairedModule(Repaired[Node, Node]):
         return NodeMatch(node, operands, compute, low)
 
     def replacement(self, match: NodeMatch, need: Need) -> GraphModule:
-        """What is to stand for the node. Raises NotTheSame."""
+        """Return the graph that replaces the match's node. Raises NotTheSame."""
         samples = [[values[operand] for operand in match.operands] for values in self.values]
         traced = make_fx(match.write, pre_dispatch=True)(*(tensor.clone() for tensor in samples[0]))
         _fold(traced)
@@ -197,7 +197,7 @@ class RepairedModule(Repaired[Node, Node]):
         graph.erase_node(node)
 
     def _constant_name(self, tensor: Tensor) -> str:
-        """The name of a constant: the model's own where it is one."""
+        """Return the name of a constant, which is the model's own if the model has it; else it is added."""
         for name, constant in (*self.module.named_parameters(), *self.module.named_buffers()):
             if constant is tensor:
                 return str(name)
@@ -212,7 +212,7 @@ When = Callable[[RepairedModule, Node], bool]
 
 
 class Registry(dict[str, list[Find]]):
-    """By the name of a rewrite, what finds its places."""
+    """It maps the name of a rewrite to what finds its places."""
 
     def search(self, name: str) -> Callable[[Find], Find]:
         def register(find: Find) -> Find:
@@ -222,7 +222,7 @@ class Registry(dict[str, list[Find]]):
         return register
 
     def find_at(self, name: str, *targets: Any) -> Callable[[FindAt], FindAt]:
-        """For a rewrite of single nodes."""
+        """Register a rewrite of single nodes."""
 
         def register(match: FindAt) -> FindAt:
             self.search(name)(
@@ -235,7 +235,7 @@ class Registry(dict[str, list[Find]]):
     def one(
         self, name: str, *targets: Any, when: When = lambda *_: True, low: float = float("-inf")
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """For one of which the function takes the node's arguments."""
+        """Register a rewrite of single nodes whose function takes the node's arguments."""
 
         def register(write: Callable[..., Any]) -> Callable[..., Any]:
             self.find_at(name, *targets)(
@@ -257,7 +257,7 @@ def _with(arguments: Any, values: Mapping[Node, Any]) -> Any:
 
 
 def _fold(traced: GraphModule) -> None:
-    """Compute what depends on no operand, once."""
+    """Compute once what depends on no operand."""
     values: dict[Node, Any] = {}
     for node in list(traced.graph.nodes):
         if node.op == "get_attr":
@@ -275,7 +275,7 @@ def _fold(traced: GraphModule) -> None:
 
 
 def _reads_of(node: Node) -> list[int] | None:
-    """Which of several values are read; None of a node of one value."""
+    """Return which of several values are read; None for a node of one value."""
     if not node.users or any(user.target is not getitem for user in node.users):
         return None
     return sorted({int(str(user.args[1])) for user in node.users})
@@ -292,7 +292,7 @@ def _on_arrays(function: Callable[..., Any]) -> Batch:
 
 
 def _plain(module: Any) -> GraphModule:
-    """Without what only checks the inputs' sizes and types, which a rewrite may change."""
+    """Remove what only checks the inputs' sizes and types, which a rewrite may change."""
     for node in reversed(module.graph.nodes):
         if not node.users and (node.op == "call_module" or node.target is ASSERTION):
             module.graph.erase_node(node)
@@ -302,7 +302,7 @@ def _plain(module: Any) -> GraphModule:
 
 
 def _in_place_nodes(graph: Graph) -> set[Node]:
-    """With what each is a view of."""
+    """Return the nodes that are changed in place, and the nodes that they are views of."""
     nodes, todo = set[Node](), [operand for node in graph.nodes for operand in _shared(node, writes=True)]
     while todo:
         node = todo.pop()
@@ -313,7 +313,7 @@ def _in_place_nodes(graph: Graph) -> set[Node]:
 
 
 def _shared(node: Node, *, writes: bool) -> Iterator[Node]:
-    """The operands whose memory a node writes to, or hands on."""
+    """Yield the operands whose memory a node writes to, or hands on."""
     if node.target is getitem:
         yield from () if writes else node.all_input_nodes
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -336,7 +336,7 @@ def _arrays(model: Any, sample: Tensors) -> list[Array]:
 
 
 def with_constant_weights(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose weights are those that it would compute."""
+    """Copy the model; the weights that it would compute become constants."""
     model = copy.deepcopy(model)
     for module in model.modules():
         for weight in list(module.parametrizations) if parametrize.is_parametrized(module) else ():

@@ -1,5 +1,5 @@
-"""A graph as a step of the compiler leaves it, as a Graph: it has the weights that it reads, and is computed
-without the rounding of quantizers. Imported only by workers."""
+"""Show the graph that a step of the compiler leaves as a Graph: it has the weights that it reads, and is
+computed without the rounding of quantizers. Only workers import this."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ci.models.model_lines import OperatorAt
 from ci.operators.partition import operator_name
 
 Weights = Mapping[str, Tensor]
-"""By the names of the placeholders that stand for them."""
+"""It maps the name of a placeholder to the weight that it stands for."""
 
 QUANTIZERS = ("quantize_per_tensor", "quantize_per_channel", "quantize_affine")
-"""They begin or end the names of quantizers and dequantizers."""
+"""The names of quantizers and dequantizers have one of these in them."""
 
 
 class Unrounded(Passing):
@@ -36,7 +36,7 @@ class Unrounded(Passing):
         super().__init__(module)
         self.values: dict[str, Any] = {}
         self.current = ""
-        """The node that is computed, or at which it ended."""
+        """It is the node that is computed, or at which computing ended."""
 
     def run_node(self, n: Node) -> Any:
         self.current = n.name
@@ -70,7 +70,7 @@ class StepGraph(TorchGraph):
 
     @cached_property
     def _runs(self) -> list[tuple[Mapping[str, Any], list[Tensor]]]:
-        """The values of nodes, and the outputs, for each sample."""
+        """It has the values of nodes, and the outputs, for each sample."""
         if self.undefined:
             raise Unrunnable(*self.undefined)
         return [self._run(sample) for sample in self.samples]
@@ -94,7 +94,8 @@ class StepGraph(TorchGraph):
 
 
 def _undefined(graph: FxGraph) -> tuple[str, str] | None:
-    """A node that reads another one before that is computed, and this in words."""
+    """Return a node that reads another one before that is computed, and a sentence about it; None if there is
+    none."""
     defined = set[Node]()
     for node in graph.nodes:
         for operand in node.all_input_nodes:
@@ -105,7 +106,7 @@ def _undefined(graph: FxGraph) -> tuple[str, str] | None:
 
 
 def with_own_weights(module: GraphModule, weights: Weights) -> GraphModule:
-    """A copy whose placeholders are its inputs alone, and that no module observes."""
+    """Copy the module: only inputs stay placeholders, and observing modules are left out."""
     root, graph, copies = nn.Module(), FxGraph(), dict[Node, Node]()
     works_in_place = any(map(_works_in_place, module.graph.nodes))
     for node in module.graph.nodes:
@@ -129,7 +130,7 @@ def with_own_weights(module: GraphModule, weights: Weights) -> GraphModule:
 
 
 def _weight_of(placeholder: Node, weights: Weights) -> Tensor | None:
-    """None of an input."""
+    """Return the weight that a placeholder stands for; None for an input."""
     constant = getattr(placeholder.meta.get("val"), "constant", None)
     return weights.get(placeholder.name, constant)
 

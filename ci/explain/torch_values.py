@@ -1,4 +1,4 @@
-"""The values of a PyTorch model's nodes, computed on the CPU: as they are, or with some of them changed."""
+"""Compute the values of a PyTorch model's nodes on the CPU: as they are, or with some of them changed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def is_float(value: Any) -> bool:
 
 
 def copy_of(value: Any) -> Any:
-    """An operator behind it may change it in place."""
+    """Copy a value, because an operator behind it may change it in place."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 class Passing(Interpreter):
-    """On the CPU. Modules inside an exported model only observe or check: they pass values on."""
+    """It runs an exported model on the CPU. Modules inside it only observe or check: they pass values on."""
 
     def run_node(self, n: Node) -> Any:
         if n.op == "call_module":
@@ -88,7 +88,7 @@ class WithErrors(Passing):
 
 
 class OwnErrors(Passing):
-    """The quantized model, in which each operator is given the float model's values."""
+    """It runs the quantized model, in which each operator gets the float model's values."""
 
     def __init__(self, module: Any, values: Mapping[str, object]) -> None:
         super().__init__(module)
@@ -106,7 +106,7 @@ class OwnErrors(Passing):
         if "dequantize" in str(n.target) and isinstance(quantize := n.args[0], Node):
             maker = quantize.args[0] if quantize.args else None
             if isinstance(maker, Node) and maker.name in self.errors.keys() - self.rounded:
-                # The rounding of its output, of which its readers have one each.
+                # Its output's rounding counts once, though each reader has one.
                 self.rounded.add(maker.name)
                 self.errors[maker.name] = self.errors[maker.name] + (value - self.values[maker.name])
         return value

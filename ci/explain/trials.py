@@ -1,5 +1,5 @@
-"""The fixes that may help a program: rewrites at the cause, an edit of one line, another precision. Each is
-compiled, run and compared, and has its figure."""
+"""Try the fixes that may help a program: rewrites at the cause, an edit of one line, another precision. Each
+is compiled, run and compared, and gets its figure."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from provisioning.base.units import readable
 from provisioning.known_faults import NO_FIX, fix_at
 
 MOST = 3
-"""So many candidates are tried."""
+"""At most so many candidates are tried."""
 TIMES = 3
 """A trial may take so many times as long as the program itself took to compile: what is rewritten is exported
 twice more."""
 LONGEST = 300.0
-"""All of a search takes so many seconds, where its trials need more than is left of its time."""
+"""A whole search takes at most so many seconds, if its trials need more than is left of its time."""
 EXACT = {**MORE_EXACT, "fp16": "16a8w"}
-"""By precision, the one that is tried in its place."""
+"""It maps a precision to the one that is tried in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     words: str
-    """What to type, as it is tried."""
+    """It says what to type, as it is tried."""
     trial: Callable[[], Outcome | None]
-    """Gives None where the candidate does not apply."""
+    """It returns None if the candidate does not apply."""
     edit: Edit | None = None
-    """The edit that is tried, if it is one."""
+    """It is the edit that is tried, if the candidate is one."""
 
     def outcome(self) -> Outcome | None:
-        """What becomes of the program. A trial that fails for whatever reason says nothing of that."""
+        """Return what becomes of the program. A trial that raises becomes an outcome with its error."""
         try:
             return self.trial()
         except ToolkitError as error:
@@ -56,26 +56,26 @@ class Candidate:
 
 @dataclass(slots=True)
 class Proofs:
-    """What the trials showed, each in words with its figure."""
+    """It collects what the trials showed, each in words with its figure."""
 
     repairing: list[str] = field(default_factory=list)
     nearer: list[str] = field(default_factory=list)
-    """Better than before, and red all the same."""
+    """They are better than before, and still red."""
     failures: list[str] = field(default_factory=list)
-    """What was tried, and does not help."""
+    """They were tried, and do not help."""
     late: list[str] = field(default_factory=list)
-    """What may help: its trial did not end in time."""
+    """They may help: their trials did not end in time."""
     edits: dict[str, Edit] = field(default_factory=dict)
-    """By the words of what helps, the edit that it is."""
+    """It maps the words of a fix that helps to its edit, if the fix is an edit."""
 
     @property
     def helping(self) -> list[str]:
-        """Those that make it green first; before all, what changes one line."""
+        """They are the fixes that help: first edits of one line, then those that make the program green."""
         return sorted([*self.repairing, *self.nearer], key=lambda words: words not in self.edits)
 
     @property
     def edit(self) -> Edit | None:
-        """The first of those that help, if it is an edit."""
+        """It is the first fix that helps, if that is an edit."""
         return self.edits.get(next(iter(self.helping), ""))
 
     @property
@@ -99,14 +99,15 @@ class Proofs:
 
 
 def _in_words(outcome: Outcome) -> str:
-    """The figures against float, as what is typed will say them."""
+    """Return the figures against float, as the command that is typed will say them."""
     figures = {name: figure for name, figure in outcome.figures.items() if not name.startswith("reference_")}
     words = replace(outcome, figures=figures).in_words()
     return f"{words}, which is still red" if outcome.wrong else words
 
 
 def helps(after: Outcome, before: Outcome) -> bool:
-    """Whether it repairs what is wrong, or is clearly nearer to float. What still dies does not."""
+    """Whether a fix repairs what is wrong, or is clearly nearer to float. A program that still dies is no
+    help."""
     if after.error or not after.improves_on(before):
         return False
     return after.green or bool(before.error) or after.sqnr_db > before.sqnr_db + CLEARLY_DB
@@ -121,8 +122,9 @@ def try_fixes(
     seconds: float = SECONDS,
     longest: float = LONGEST,
 ) -> Proofs:
-    """Trials begin within these seconds, or those that a program of this size needs. What is at work then may
-    take as long again, since the machine may have other work; all end within the `longest`, if it is more."""
+    """Try fixes. Trials begin within these seconds, or within those that a program of this size needs. A
+    trial that runs then may take as long again, because the machine may have other work; all end within the
+    `longest`, if it is more."""
     estimate = TIMES * before.costs.get("cpu_seconds", 0.0)
     start = time.monotonic()
     last_begin = start + max(seconds, min(estimate, longest))
@@ -147,7 +149,7 @@ def try_fixes(
 def _possible(
     lane: AnyModelLane, model: OneModel, cause: Cause | None, before: Outcome
 ) -> Iterator[Candidate]:
-    """The candidates, as far as none of them needs what this machine lacks."""
+    """Yield the candidates, until one needs what this machine lacks."""
     try:
         yield from candidates_of(lane, model, cause, before)
     except ToolkitError as error:
@@ -157,8 +159,8 @@ def _possible(
 def candidates_of(
     lane: AnyModelLane, model: OneModel, cause: Cause | None, before: Outcome
 ) -> Iterator[Candidate]:
-    """Rewrites at the place of the cause, or of the whole model; then flags, unless the compiler has the
-    fault whatever they are. A model that does not export has none."""
+    """Yield rewrites at the place of the cause, or of the whole model; then other flags, unless the compiler
+    has the fault with any flags. A model that does not export has no candidates."""
     try:
         rewritten = lane.rewritten(model)
     except ToolkitError as error:
@@ -211,8 +213,8 @@ def _rules_of(places: Sequence[RewrittenPlace]) -> tuple[str, ...]:
 
 
 def _is_at(place: RewrittenPlace, cause: Cause | None) -> bool:
-    """Whether a rewrite there may help. One that answers a suspected fault may begin at another node; where
-    no place was found, all may help."""
+    """Whether a rewrite there may help. One that answers a suspected fault may begin at another node; if no
+    place was found, all may help."""
     if cause is None or not (cause.nodes or cause.suspected):
         return True
     if any(fault.fault in place.rules for fault in cause.suspected):
@@ -223,7 +225,7 @@ def _is_at(place: RewrittenPlace, cause: Cause | None) -> bool:
 
 
 def _repaired(lane: AnyModelLane, model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candidate:
-    """The fewest rewrites that help, as the command finds them."""
+    """Return the candidate with the fewest rewrites that help, as the command finds them."""
 
     def trial() -> Outcome | None:
         repair = fewest_of(lane, model, rules, before)
@@ -234,8 +236,8 @@ def _repaired(lane: AnyModelLane, model: OneModel, rules: tuple[str, ...], befor
 
 
 def _outcome_of_edit(lane: AnyModelLane, model: OneModel, edit: Edit) -> Outcome | None:
-    """What becomes of the source with that line changed, in a folder that links to all else that the model's
-    has; None where the line is not in the model's own folder, or not as it was."""
+    """Return the outcome of the source with that line changed, in a folder that links to all else that the
+    model's has; None if the line is not in the model's own folder, or not as it was."""
     source = model.file
     folder = source.search_path
     target = repository_of(folder / "file") / edit.file
@@ -254,7 +256,7 @@ def _outcome_of_edit(lane: AnyModelLane, model: OneModel, edit: Edit) -> Outcome
 
 
 def _link_beside(folder: Path, copy: Path, file: Path) -> None:
-    """Link in the copy to all that the folder has beside this file of it."""
+    """Link in the copy to all that the folder has beside this file."""
     for depth, part in enumerate(file.parts):
         parent = Path(*file.parts[:depth])
         for path in (folder / parent).iterdir():

@@ -1,4 +1,4 @@
-"""The search of `tune`: which operators need the more exact of two precisions. Operators are ranked by scores
+"""Search for `tune` which operators need the more exact of two precisions. Operators are ranked by scores
 from the CPU; a few programs, compiled and run, then decide."""
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ P = TypeVar("P", bound=Program)
 SQNR, PART = "sqnr_db", "slice_sqnr_db"
 COSTS = {"ddr": "DDR bytes", "bytes": "bytes"}
 SIZE = "size"
-"""The name of the bytes in an Outcome."""
+"""An Outcome has its bytes under this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured program in which these units have the more exact precision."""
+    """It is a measured program in which these units have the more exact precision."""
 
     units: frozenset[int]
     outcome: Outcome
@@ -46,7 +46,7 @@ class Point:
 
     @property
     def failed(self) -> str:
-        """Why there is no program, or none whose outputs can be compared."""
+        """It says why there is no program, or none whose outputs can be compared."""
         return self.outcome.error
 
 
@@ -55,7 +55,7 @@ class Goal:
     floor: float
     figure: str = SQNR
     metric: str = ""
-    """FILE:FUNCTION of the user's, whose number is the figure `metric`."""
+    """It is the user's FILE:FUNCTION, whose number is the figure `metric`."""
 
     def accuracy(self, point: Point) -> float:
         return point.figures.get(self.figure, -math.inf)
@@ -64,8 +64,8 @@ class Goal:
         return not point.failed and self.accuracy(point) >= self.floor and not self.loses_a_part(point)
 
     def loses_a_part(self, point: Point) -> bool:
-        """A floor in dB is for all of an output: scores beside boxes in pixels add nothing to its figure. No
-        part need be nearer than the whole."""
+        """Whether a part of an output is lost. A floor in dB is for all of an output: scores beside boxes in
+        pixels add nothing to its figure. No part need be nearer than the whole."""
         return self.figure == SQNR and PART in below_floor(point.figures)
 
 
@@ -73,24 +73,24 @@ class Goal:
 class Tuned:
     units: Sequence[GroupScore]
     points: Sequence[Point]
-    """All that were measured, by how many units are exact."""
+    """They are all that were measured, ordered by how many units are exact."""
     names: tuple[str, str]
-    """Of the cheap and of the exact precision."""
+    """They are the names of the cheap and of the exact precision."""
     goal: Goal
     winner: Point | None
-    """The cheapest that holds the floor; None if none does."""
+    """It is the cheapest point that holds the floor; None if none does."""
     best: Point
-    """The winner, else the most accurate."""
+    """It is the winner, else the most accurate point."""
     steps: Sequence[str]
 
     @property
     def ends(self) -> tuple[Point, Point]:
-        """All at the cheap precision, and all at the exact one."""
+        """They are the points with all units at the cheap precision, and with all at the exact one."""
         return self.points[0], self.points[-1]
 
 
 def neighbours_of(units: Sequence[GroupScore]) -> list[dict[int, float]]:
-    """By unit, the elements that each other one gives it or gets from it."""
+    """Return for each unit how many elements each other one gives it or gets from it."""
     owners = {name: index for index, unit in enumerate(units) for name in unit.nodes}
     neighbours = [dict[int, float]() for _ in units]
     for index, unit in enumerate(units):
@@ -122,7 +122,7 @@ def number_in_words(name: str, value: float) -> str:
 def settings_of(
     units: Sequence[GroupScore], choice: frozenset[int], cheap: str, exact: str
 ) -> tuple[str, dict[str, tuple[str, ...]]]:
-    """A choice of units as a precision, and the operators that have another one."""
+    """Return a choice of units as a precision, and the operators that have another one."""
     if len(choice) == len(units):
         return exact, {}
     names = tuple(name for index in sorted(choice) for name in units[index].nodes)
@@ -130,7 +130,8 @@ def settings_of(
 
 
 def mix(program: P, units: Sequence[GroupScore], choice: frozenset[int], exact: str) -> P:
-    """A choice of all is the program that the exact precision gives anyway."""
+    """Return the program with a choice of units at the exact precision. A choice of all is the program that
+    the exact precision gives anyway."""
     precision, nodes = settings_of(units, choice, program.run.precision, exact)
     digest = hashlib.sha256(repr(sorted(choice)).encode()).hexdigest()[:8]
     label = f"tune-{len(choice)}-of-{len(units)}-{digest}"
@@ -141,9 +142,9 @@ def mix(program: P, units: Sequence[GroupScore], choice: frozenset[int], exact: 
 def order_of(
     units: Sequence[GroupScore], neighbours: Sequence[Mapping[int, float]]
 ) -> tuple[list[int], set[int]]:
-    """All units; each is the one that gains most for its cost if those before it are exact. It costs its size
-    and the conversions at its borders, of which it saves those to its exact neighbours. And those that save
-    more conversions than they cost."""
+    """Order all units: each is the one that gains most for its cost if those before it are exact. A unit
+    costs its size and the conversions at its borders, less those to its exact neighbours. Also return the
+    units that save more conversions than they cost."""
     costs = [unit.size + sum(shared.values()) for unit, shared in zip(units, neighbours, strict=True)]
 
     def worth(index: int) -> tuple[bool, float]:
@@ -167,9 +168,9 @@ def noise(decibels: float) -> float:
 
 MOST_PROGRAMS = 12
 KEPT_BACK = 3
-"""Programs that are left for demoting what is not needed."""
+"""So many programs are kept back for demoting what is not needed."""
 UNKNOWN_SLACK = 0.1
-"""The share of the chosen operators' scores that is tried to go where a figure says nothing of noise."""
+"""If a figure says nothing of noise, units with this share of the chosen ones' scores are tried without."""
 
 Measure = Callable[[Sequence[frozenset[int]]], Sequence[Point]]
 
@@ -178,7 +179,7 @@ class TuneSearch:
     def __init__(
         self, units: Sequence[GroupScore], measure: Measure, goal: Goal, names: tuple[str, str]
     ) -> None:
-        """`names` are those of the cheap and of the exact precision."""
+        """`names` are the names of the cheap and of the exact precision."""
         self.units, self.measure, self.goal = units, measure, goal
         self.names = self.cheap, self.exact = names
         self.neighbours = neighbours_of(units)
@@ -234,8 +235,8 @@ class TuneSearch:
         return points
 
     def _cost(self, point: Point) -> tuple[float, ...]:
-        """DDR traffic in three digits, as a few conversions more say nothing; then how much is computed
-        exactly or converted, which takes a chip longer, and the size."""
+        """Return what a point costs: DDR traffic in three digits, because a few conversions more say nothing;
+        then how much is computed exactly or converted, which takes a chip longer, and the size."""
         traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
         exact = sum(
             self.units[index].size
@@ -245,7 +246,7 @@ class TuneSearch:
         return float(f"{traffic:.3g}"), exact, size
 
     def _prediction(self, cheap: Point, exact: Point) -> int:
-        """How many units hold the floor, if their scores add up to what lies between both ends."""
+        """Predict how many units hold the floor, if their scores add up to what lies between both ends."""
         count, total, goal = len(self.units), sum(unit.gain for unit in self.units), self.goal
         half = max(count // 2, 1)
         if goal.figure != SQNR or not total or cheap.failed:
@@ -263,7 +264,7 @@ class TuneSearch:
 
     def _boundary(self, first: int) -> None:
         """Measure until the smallest number of units is known that holds the floor, or the programs are used
-        up. None does not hold it, all do."""
+        up. With no unit exact the floor is not held, with all it is."""
         low, high, probe = 0, len(self.units), first
         why = "predicted by the scores" if first != high // 2 else "half of the groups"
         while high - low > 1 and len(self.points) < MOST_PROGRAMS - KEPT_BACK:
@@ -272,7 +273,7 @@ class TuneSearch:
             probe, why = (low + high) // 2, f"between {low} and {high} groups"
 
     def _demote(self, winner: Point) -> None:
-        """Take back what the floor may not need. Where scores say little of it, also any part of the chosen
+        """Take back what the floor may not need. If scores say little of it, also try any part of the chosen
         units."""
         before = None
         while winner is not before:
@@ -290,15 +291,16 @@ class TuneSearch:
         smallest(sorted(winner.units), first, lambda: len(self.points) >= MOST_PROGRAMS)
 
     def _cheapest(self, winner: Point, choices: Iterable[frozenset[int]]) -> Point:
-        """What holds the floor at the least cost: of it, and of as many of these as programs are left."""
+        """Return the cheapest point that holds the floor: the winner, or one of these choices, of which as
+        many are measured as programs are left."""
         new = [choice for choice in dict.fromkeys(choices) if choice not in self.points]
         new = new[: max(MOST_PROGRAMS - len(self.points), 0)]
         points = self._points_of(new, "without groups that may not be needed") if new else []
         return min([winner, *filter(self.goal.accepts, points)], key=self._cost)
 
     def _spare(self, point: Point) -> list[int]:
-        """The largest units whose scores fit into what the point has above the floor; else the least useful
-        one."""
+        """Return the largest units whose scores fit into what the point has above the floor; else the least
+        useful one."""
         largest_first = sorted(point.units, key=lambda index: -self.units[index].size)
         slack, candidates = self._slack(point), list[int]()
         for index in largest_first:
@@ -318,7 +320,7 @@ class TuneSearch:
 
 
 def tuned(lane: AnyModelLane, model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
-    """The mixture of both precisions for a model."""
+    """Find the mixture of both precisions for a model."""
     model = model.use_precision(precisions[0])
     cheap, exact = (lane.precision_named(name) for name in precisions)
     program = lane.programs_of(model)[0]
@@ -344,7 +346,7 @@ SHOWN = 3
 
 
 def wrong(tuned: Tuned) -> str:
-    """Why none is chosen."""
+    """Say why no program is chosen."""
     goal, floor = tuned.goal, number_in_words(tuned.goal.figure, tuned.goal.floor)
     share = share_in_words(tuned.best.units, len(tuned.units), tuned.names)
     best = f"{figure_in_words(goal, tuned.best)} ({share})"
@@ -352,7 +354,7 @@ def wrong(tuned: Tuned) -> str:
 
 
 def _limit(tuned: Tuned) -> str:
-    """What keeps the exact precision below the floor."""
+    """Say what keeps the exact precision below the floor."""
     name, exact = tuned.names[1], tuned.ends[1]
     if exact.failed:
         return f"{name} gives no program ({exact.failed})"
@@ -365,7 +367,7 @@ def _limit(tuned: Tuned) -> str:
 
 
 def as_text(tuned: Tuned) -> Iterator[str]:
-    """How it was found, the frontier as a table, and the operators that are exact."""
+    """Yield how it was found, the frontier as a table, and the operators that are exact."""
     cheap, exact = tuned.names
     costs = [name for name in COSTS if any(name in point.costs for point in tuned.points)]
     yield from (f"  {step}" for step in tuned.steps)
@@ -395,7 +397,7 @@ def _accuracy(point: Point) -> str:
 
 
 def document(tuned: Tuned) -> dict[str, object]:
-    """The frontier, for a report and an answer."""
+    """Return the frontier, for a report and an answer."""
     return {
         "schemes": list(tuned.names),
         "frontier": [

@@ -1,1 +1,1 @@
-"""The user's model: its factory, .pt2 or .onnx, its samples, its own packages."""
+"""This package reads the user's model: its factory, .pt2 or .onnx, its samples, its own packages."""

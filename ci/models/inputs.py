@@ -41,7 +41,7 @@ second."""
 
 
 class Input(Model):
-    """An input drawn evenly between two bounds. An integer input can also be `high`."""
+    """An input is drawn evenly between two bounds. An integer input can also be `high`."""
 
     shape: tuple[Annotated[int, Field(ge=1)], ...]
     dtype: Literal["float32", "float16", "int32", "int64", "uint8"] = "float32"
