@@ -129,7 +129,7 @@ def _destination(archive: Path, member: ZipInfo, place: Callable[[str], str | No
 
 
 def unsafe(path: str) -> str:
-    """Why a relative path with `/` between its parts may not be used; empty if it may."""
+    """Say why a relative path with `/` between its parts may not be used; empty if it may."""
     if path.startswith("/"):
         return "an absolute path"
     if re.search(r"[\0-\x1f\x7f-\x9f\\]", path):

@@ -196,8 +196,8 @@ class Transfer:
         return self._land(url, digest.hexdigest(), size, resumed=offset > 0)
 
     def _continuation(self) -> tuple[int, hashlib._Hash]:
-        """How many bytes of the part file can be continued, and their hash. None without a known hash, as a
-        wrong byte would stay unnoticed."""
+        """Return how many bytes of the part file can be continued, and their hash. Without a known hash
+        nothing is continued, as a wrong byte would stay unnoticed."""
         with disk_errors(ANOTHER_STORE, self.into.parent):
             length = self.part.stat().st_size if self.part.is_file() else 0
             if self.sha256 is None or (self.size is not None and length > self.size):

@@ -544,7 +544,7 @@ def _why_left_out(entry: str, ours: str) -> str:
 
 
 def _preload(sdk: Path, entries: str, notes: list[Note]) -> str:
-    """What the user has loaded before all else, without the libraries of another QNN SDK."""
+    """Return what the user has loaded before all else, without the libraries of another QNN SDK."""
     ours = sdk / "lib" / HOST_LIBRARIES
     libraries = []
     for entry in filter(None, re.split("[: ]", entries)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 VARIABLE = "QNN_CI_ACCEPT_LICENCES"
 FLAG = "--accept-licence"
 TRUST = "--trust-first-download"
-"""Takes components whose hash the manifest does not name."""
+"""This flag takes components whose hash the manifest does not name."""
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def flags(store: Path, components: Iterable[Component]) -> list[str]:
 
 
 def recorded(store: Path) -> dict[str, dict[str, str]]:
-    """What was accepted, by the licence's id."""
+    """Return what was accepted, by the licence's id."""
     path = store / "licences.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

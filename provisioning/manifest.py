@@ -110,7 +110,7 @@ class Soc(Model):
     called: tuple[str, ...] = ()
     """What people call it, without `Snapdragon`."""
     least_qnn: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+\.\d+$")] | None = None
-    """The first QNN build that knows it; None where every build that was measured does."""
+    """The first QNN build that knows it; None if every build that was measured does."""
     windows: bool = False
     """Whether Windows on Snapdragon runs on it."""
     fp16: bool = True

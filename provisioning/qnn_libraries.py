@@ -77,7 +77,8 @@ class LibraryTable(Model):
         return self._required.fullmatch(name) is not None
 
     def other_name(self, name: str, own_name: str, *, of_qnn: bool) -> str:
-        """What a library of QNN calls itself instead of its file's name; empty if that is as it should be.
+        """Return what a library of QNN calls itself instead of its file's name; empty if that is as it should
+        be.
 
         `of_qnn`: it holds a build id of QNN, whatever its name."""
         if not own_name or not (of_qnn or re.fullmatch(self.own, name)):
@@ -254,7 +255,7 @@ class Library:
         return self.path.name
 
     def of_another_build(self, build_id: str) -> list[str]:
-        """What it says of its build that contradicts this id, which may lack its end."""
+        """Return what it says of its build that contradicts this id, which may lack its end."""
         return [build for build in self.build_ids if not build.startswith(build_id)] or [
             piece for piece in self.build_pieces if not is_piece_of(piece, build_id)
         ]

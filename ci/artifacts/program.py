@@ -229,7 +229,7 @@ def require_whole(data: memoryview) -> None:
 
 
 def distinct(pattern: re.Pattern[bytes], data: bytes | memoryview) -> list[str]:
-    """What the pattern's group, or all of it, matches."""
+    """Return what the pattern's group, or all of it, matches."""
     return sorted({match[pattern.groups].decode() for match in pattern.finditer(data)})
 
 

@@ -97,7 +97,7 @@ class RunnerPlan:
         return f"{self.target} {self.build_type}"
 
     def key(self, results: CachedResults) -> Key:
-        """What decides the build: every file that it can read, by its bytes."""
+        """Return what decides the build: every file that it can read, by its bytes."""
         package, own = self.executorch.root, Path(__file__).parent
         return {
             "kept": list(FOLDERS),
@@ -128,7 +128,7 @@ def build_and_start(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int,
 
 
 def runner_of_tree(selection: Selection, environ: Mapping[str, str], stage: StageRun) -> Path | None:
-    """The runner that was built with the tree that stages run; None where they run a wheel. Raises
+    """The runner that was built with the tree that stages run; None if they run a wheel. Raises
     EnvironmentLacking if a variable names another executorch."""
     if selection.target != DEFAULT_TARGET:
         _refuse_named_tree(selection, environ)

@@ -213,7 +213,7 @@ LAUNCHERS = ("ccache", "sccache")
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What a build from source was asked for; None where the user left the choice to us."""
+    """What a build from source was asked for; None if the user left the choice to us."""
 
     executorch: Path | None
     build_type: str

@@ -48,7 +48,7 @@ TARGETS = (ANDROID, "aarch64-linux", WINDOWS)
 
 @dataclass(frozen=True, slots=True)
 class BundleOptions:
-    """What `bundle` was asked for; None where the user left the choice to us."""
+    """What `bundle` was asked for; None if the user left the choice to us."""
 
     models: Sequence[Path]
     files: Sequence[Path]

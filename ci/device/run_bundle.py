@@ -30,7 +30,7 @@ SOC_ID = "/sys/devices/soc0/soc_id"
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """What `run_device` was asked for; None where the user left the choice to us."""
+    """What `run_device` was asked for; None if the user left the choice to us."""
 
     bundle: Path | None
     serial: str | None

@@ -89,7 +89,7 @@ class Diagnosis:
 
 
 def diagnosed(log: Readable, subject: str) -> Diagnosis:
-    """What is known of a log. One without a line of trouble is healthy, whatever rules match."""
+    """Return what is known of a log. One without a line of trouble is healthy, whatever rules match."""
     text = of_log(log)
     if not text.trouble:
         return Diagnosis(subject, lines=text.lines, harmless=text.harmless)
@@ -137,7 +137,7 @@ def _explanations(text: LogText) -> list[Explanation | None]:
 
 
 def _first(rule: FailureRule, log: LogText) -> int | None:
-    """Where the first match begins that counts."""
+    """Return where the first match begins that counts."""
     best: int | None = None
     against = rule.unless_line
     for pattern in rule.patterns:

@@ -192,8 +192,8 @@ class LogSpeaker:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How a program spells its numbers. Without `names` they are those of the table of codes; small ones were
-    given without `offset`."""
+    """The way in which a program spells its numbers. Without `names` they are those of the table of codes;
+    small ones were given without `offset`."""
 
     of: str
     pattern: LogPattern

@@ -141,7 +141,7 @@ def _of_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:
 
 
 def _of_rule(name: str) -> Explanation | None:
-    """What a finding's rule means, or a known failure or fault that a finding names."""
+    """Return what a finding's rule means, or a known failure or fault that a finding names."""
     if rule := explained(name):
         return Explanation(name, rule.summary, rule.fix, rule.page, 0, "", True)
     return of_failure(name) or _of_fault(name)

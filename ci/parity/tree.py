@@ -116,7 +116,7 @@ def _fit(names: list[str], pieces: list[str]) -> bool:
 
 
 def _ignored(root: Path) -> frozenset[str]:
-    """What git ignores in the tree: leftovers of builds and downloads. Directories end with `/`.
+    """Return what git ignores in the tree: leftovers of builds and downloads. Directories end with `/`.
 
     Empty if the tree is no checkout or there is no git."""
     if not (root / ".git").exists():
@@ -210,7 +210,7 @@ class Target:
     options: list[NamedItem] = field(default_factory=list)
     """Compile options, one flag each."""
     standard: NamedItem | None = None
-    """The C++ standard by its number, `17`; None where the target itself sets none."""
+    """The C++ standard by its number, `17`; None if the target itself sets none."""
     archive: TreePlace | None = None
     """The line that says that users of this library link all of it."""
     includes: list[NamedItem] = field(default_factory=list)

@@ -31,7 +31,7 @@ ROOT_NAME = "development-root.pem"
 
 @dataclass(frozen=True, slots=True)
 class SignOptions:
-    """What `sign_lpai` was asked for; None where the user left the choice to us."""
+    """What `sign_lpai` was asked for; None if the user left the choice to us."""
 
     direct: bool
     library: Sequence[Path]

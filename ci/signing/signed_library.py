@@ -141,8 +141,8 @@ def parse(data: Bytes) -> tuple[Layout, Signed | None]:
 
 
 def segment_digests(data: Bytes, elf: Layout, algorithm: str) -> list[bytes]:
-    """What the hash table must hold: a digest for each segment's bytes, zeros for the hash segment and for
-    segments without bytes."""
+    """Return what the hash table must hold: a digest for each segment's bytes, zeros for the hash segment and
+    for segments without bytes."""
     view = memoryview(data)
     size = hashlib.new(algorithm).digest_size
     return [
@@ -154,7 +154,7 @@ def segment_digests(data: Bytes, elf: Layout, algorithm: str) -> list[bytes]:
 
 
 def differences(before: Bytes, after: Bytes) -> list[str]:
-    """How the program in `after` differs from that in `before`, ignoring signatures."""
+    """Return how the program in `after` differs from that in `before`, ignoring signatures."""
     one, other = layout_of(before), layout_of(after)
     changes = [
         f"{name} was {getattr(one.header, name):#x} and is {getattr(other.header, name):#x}"

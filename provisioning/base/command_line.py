@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
 
     @classmethod
     def user_folder(cls) -> Path:
-        """Where the user typed the command."""
+        """Return the folder in which the user typed the command."""
         return Path(cls.started_in or Path.cwd())
 
     def __init__(self, *args: Any, **keywords: Any) -> None:

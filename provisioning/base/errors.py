@@ -81,7 +81,7 @@ class ManifestError(UsageError):
 
 
 class EnvironmentLacking(ToolkitError):
-    """Something that must be there first is not; the fix is the command that puts it there."""
+    """Something is missing that must be there first; the fix is the command that puts it there."""
 
     exit_code = 3
     rule = "command-environment"

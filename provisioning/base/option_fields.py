@@ -176,7 +176,7 @@ def require_taken(
 
 
 def read_options(kind: type[SomeOptions], args: argparse.Namespace) -> SomeOptions:
-    """What was typed, as one value."""
+    """Return what was typed, as one value."""
     values: dict[str, object] = {}
     for name, row in declared_options(kind).items():
         if not hasattr(args, name):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def bar_for(out: TextIO) -> Bar | None:
-    """A bar where one can be drawn; None where lines of text have to do."""
+    """A bar where one can be drawn; None if lines of text have to do."""
     drawable = out.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
     return Bar(out) if drawable else None
 

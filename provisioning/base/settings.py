@@ -91,7 +91,8 @@ def outputs_path() -> Path:
 
 
 def dist_path() -> Path:
-    """What stages make for later stages: builds, overlays, signed libraries, bundles, images."""
+    """Return the folder of what stages make for later stages: builds, overlays, signed libraries, bundles,
+    images."""
     return outputs_path() / "dist"
 
 

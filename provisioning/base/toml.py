@@ -90,7 +90,7 @@ def loads(text: str) -> dict[str, Any]:
 
 
 def _items_in(values: list[object]) -> list[object]:
-    """What is in these tables and arrays."""
+    """Return what is in these tables and arrays."""
     items: list[object] = []
     for value in values:
         if isinstance(value, dict):

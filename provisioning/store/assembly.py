@@ -155,7 +155,7 @@ class Assembly:
 
 
 def _of_another_build(root: Path, component: Component) -> list[str]:
-    """What shows that libraries below `root` are not of the component's build."""
+    """Return what shows that libraries below `root` are not of the component's build."""
     from provisioning import qnn_libraries
 
     build_id, table = component.build_id or f"v{component.version}", qnn_libraries.table()

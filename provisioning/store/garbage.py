@@ -38,8 +38,8 @@ def garbage_of(
     claims: contextlib.ExitStack,
     progress: Progress,
 ) -> list[Garbage]:
-    """What nobody needs; a tree that another process found, and may be reading, is none. What `claims`
-    holds, no other process takes meanwhile."""
+    """Return what nobody needs. A tree that another process found, and may be reading, is not garbage. What
+    `claims` holds, no other process takes meanwhile."""
     trees = store.trees()
     reasons = _reasons(store, trees, referenced, older_than)
     for tree in trees:

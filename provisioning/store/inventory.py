@@ -126,7 +126,8 @@ def differences(root: Path, items: Sequence[TreeFile]) -> list[Difference]:
 
 
 def differing_names(root: Path, items: Sequence[TreeFile], since: int | None) -> Iterator[Difference]:
-    """What was added to a tree and removed from it since this moment, in nanoseconds; None: ever.
+    """Yield what was added to a tree and removed from it since this moment, in nanoseconds; if it is None,
+    since ever.
 
     Whoever adds or removes a name changes its folder's time, which nobody can set back: other folders are not
     read. Python's bytecode of a listed module is no addition."""
@@ -178,7 +179,7 @@ def changed_at(path: Path) -> int:
 
 
 def difference(root: Path, item: TreeFile, *, content: bool = True) -> Difference | None:
-    """How one item differs; without `content` only by what its directory entry says."""
+    """Return how one item differs. Without `content` only its directory entry is compared."""
     path = root / item.path
     try:
         status = path.lstat()
@@ -401,7 +402,7 @@ def load_official(path: Path) -> OfficialTree | None:
 
 
 def official_items(component: str, version: str) -> list[TreeFile] | None:
-    """The files of a release as its vendor ships it; None where nobody has recorded them."""
+    """The files of a release as its vendor ships it; None if nobody has recorded them."""
     tree = load_official(official_place(component, version))
     return None if tree is None else [_item(path, file, "") for path, file in tree.files.items()]
 
@@ -426,7 +427,7 @@ def pinned_inventory(name: str, component: Component, targets: Set[str]) -> Inve
 
 
 def _listed(name: str, component: Component, part: Part) -> Mapping[str, Listed] | None:
-    """The members of one part's wheel or archive; None where no manifest lists them."""
+    """The members of one part's wheel or archive; None if no manifest lists them."""
     if part.source.pin is None:
         return None
     official = load_official(official_place(name, component.version))

@@ -59,7 +59,7 @@ class Change:
     version_before: str
     version: str
     files: tuple[str, ...]
-    """Each with what became of it: `added lib/x.so`."""
+    """Lines that say what became of each file: `added lib/x.so`."""
 
     def __str__(self) -> str:
         if self.version_before != self.version:
@@ -92,7 +92,7 @@ def record(store: Path, component: str, root: Path, version: str) -> OwnTree:
 
 
 def change_since_first_use(store: Path, component: str, root: Path, version: str) -> Change | None:
-    """What was added, removed or changed; None if nothing was. The first use is recorded."""
+    """Return what was added, removed or changed; None if nothing was. The first use is recorded."""
     if component not in RECORDED:
         return None
     before = _read(_place(store, root))
@@ -106,7 +106,7 @@ def change_since_first_use(store: Path, component: str, root: Path, version: str
 
 
 def _differences(before: OwnTree) -> Iterator[str]:
-    """What became of the files that are loaded or run, and of all in a folder that was written to."""
+    """Yield what became of the files that are loaded or run, and of all in a folder that was written to."""
     names: dict[str, set[str]] = {}
     for path in (*before.files, *before.folders):
         if path:
@@ -126,7 +126,7 @@ def _differences(before: OwnTree) -> Iterator[str]:
 
 
 def _entries(root: str, folder: str) -> dict[str, os.DirEntry[str]]:
-    """What is in a folder, by its path below the root."""
+    """Return what is in a folder, by its path below the root."""
     below = f"{folder}/" if folder else ""
     entries: dict[str, os.DirEntry[str]] = {}
     # What cannot be read, `validate` names.

@@ -133,8 +133,8 @@ class Trees:
         return None if inventory is None else against(tree, inventory)
 
     def damage(self, tree: Tree, component: Component) -> list[Difference] | None:
-        """What is wrong with a tree: of one that was made or proved here what changed since then, of another
-        what differs from the pins in git; None where these do not name its files."""
+        """Return what is wrong with a tree. If it was made or proved here, that is what changed since then;
+        otherwise it is what differs from the pins in git, or None if these do not name its files."""
         if self.is_proved(tree):
             return self.quick_check(tree)
         wrong = self.against_pins(tree, component)

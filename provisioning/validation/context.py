@@ -53,7 +53,7 @@ class ComponentTree:
     open_to_others: tuple[str, ...] = ()
     """Files that other users can change."""
     differs_from_official: tuple[str, ...] | None = None
-    """How the user's own one differs from the recorded files of its release; None where none are recorded."""
+    """How the user's own one differs from the recorded files of its release; None if none are recorded."""
 
     @property
     def label(self) -> str:

@@ -36,7 +36,7 @@ def android_api() -> int:
 
 
 def why_unusable(ndk: Path) -> str:
-    """Why an NDK cannot build for our Android API level; empty if it can. Its compiler is run."""
+    """Say why an NDK cannot build for our Android API level; empty if it can. Its compiler is run."""
     return next(_problems(ndk, android_api()), "")
 
 
@@ -94,7 +94,7 @@ def _problems_of_compiler(compiler: Path, ndk: Path) -> Iterator[str]:
 
 
 def _answer(program: Path, *arguments: str) -> str | None:
-    """The first line that a program prints; None where it fails."""
+    """The first line that a program prints; None if it fails."""
     try:
         process = interviewed([program, *arguments], ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):

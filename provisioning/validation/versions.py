@@ -43,7 +43,8 @@ def build_of(holders: Iterable[Library]) -> str:
 
 
 def of_another_build(context: Context, build_id: str) -> dict[str, tuple[str, ...]]:
-    """What libraries say of their build, by place, where it contradicts this id; that may lack its end."""
+    """Return what libraries say of their build, by place, where it contradicts this id; that may lack its
+    end."""
     builds = {library.place: tuple(library.of_another_build(build_id)) for library in context.libraries}
     return {place: ids for place, ids in builds.items() if ids}
 

@@ -151,7 +151,7 @@ def _adopt(store: Path, folder: Path) -> int:
 def _differences(
     store: Store, tree: Tree, components: Mapping[str, tuple[str, Component]]
 ) -> tuple[list[Difference], bool]:
-    """What is wrong with a tree, and whether its files are pinned, or only in its own inventory."""
+    """Return what is wrong with a tree, and whether its files are pinned, or only in its own inventory."""
     _, component = components.get(tree.inventory.definition, ("", None))
     by_pins = store.against_pins(tree, component) if component else None
     return (store.verify(tree), False) if by_pins is None else (by_pins, True)
