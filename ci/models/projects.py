@@ -47,11 +47,13 @@ def _document(project: Path) -> dict[str, object]:
 
 def contradicted(texts: Iterable[str], pins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield each requirement that excludes the locked version of a package, with the locked name and
-    version."""
+    version. Requirements of another Python, system or extra do not count."""
     for text in texts:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
+            continue
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
         if name in pins and not requirement.specifier.contains(pins[name], prereleases=True):

@@ -80,6 +80,11 @@ def test_another_version_of_a_locked_package_is_refused_by_name(folder: Path) ->
     needs_of_model(model(folder, packages=(f"torch=={torch.partition('+')[0]}", "torch>1")), SUITES)
 
 
+@pytest.mark.parametrize("marker", ["python_version < '3'", "sys_platform == 'win32'", "extra == 'old'"])
+def test_a_pin_for_another_python_system_or_extra_contradicts_nothing(marker: str) -> None:
+    assert list(contradicted([f"torch==1.13; {marker}"], {"torch": "2.9.0+cpu"})) == []
+
+
 def test_a_projects_pins_that_do_not_count_are_told() -> None:
     pins = {"torch": "2.13.0+cpu", "executorch": "1.5.1"}
     texts = ["torch==2.13.0", "Torch<2; python_version>'3'", "executorch==1.4", "timm==1.0", "what?"]
