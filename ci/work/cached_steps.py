@@ -1,5 +1,5 @@
-"""Work in steps, each kept under the digest of all that decides it: what a program is known by, how its work
-is done, and what is kept of it."""
+"""Do work in steps. Each result is kept under the digest of everything that decides it. A step says how a
+program is identified, how its work is done, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ P = TypeVar("P", bound=Named)
 
 
 class Packages(Protocol):
-    """What the user's code may import beside our packages."""
+    """The packages that the user's code may import beside ours."""
 
     @property
     def folder(self) -> Path | None: ...
@@ -52,7 +52,7 @@ class Packages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkPlan:
-    """What is done with which programs, or with what else has a name."""
+    """The programs, or other things with a name, to work on, and how."""
 
     programs: tuple[Named, ...]
     selection: Selection
@@ -61,74 +61,78 @@ class WorkPlan:
 
 
 class NotCached(Exception):
-    """Two results that differ could have one key: nothing is looked up, and nothing is kept. Says why."""
+    """Raised if two different results could have the same key: nothing is then looked up or kept. The message
+    says why."""
 
 
 class NotExported(NotCached):
-    """There is no graph of the model. Its work is done all the same: it says what is wrong."""
+    """Raised if the model has no graph. Its work is done all the same, and reports what is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Generic[P]):
-    """One piece of a lane's work on its programs. `program` is what its plan has of them."""
+    """One step of a lane's work on its programs. `program` is the plan's type of program."""
 
     plan: WorkPlan
     kind: str
-    """Names its cached results."""
+    """The name under which its results are cached."""
     title: str
-    """Of its progress bar."""
+    """The title of its progress bar."""
     function: str
     """MODULE:FUNCTION, which does the work of a request."""
     home: Callable[[Any], Home]
-    """Where the user's code has these packages of its own; None where it has none."""
+    """Returns the home where the user's code finds these packages of its own; None means that it has none."""
     request: Callable[[P], DataclassInstance]
-    """What the function gets of a program (ci/work/request.py). The result depends on it, on what the home
-    has and on what an export says. Beside it the function gets the folders and the log to write to: `into`
-    for the result's files, `scratch` for what the program needs meanwhile, `export_folder` of its export."""
+    """Returns the function's request for a program (ci/work/request.py). The result depends on the request,
+    on what the home has and on what an export says. The function also receives the log and the folders to
+    write to: `into` for the result's files, `scratch` for temporary files, `export_folder` for those of its
+    export."""
     reply: Any = None
-    """The dataclass of a reply, new or cached; None of a step that reads none."""
+    """The dataclass of a reply, new or cached; None if the step reads no reply."""
     keeps_files: bool = False
-    """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
+    """Whether the files that it writes are its result. If not, they only help to examine a failure."""
     cost: Callable[[P], Job] = lambda program: Job(program.name)
     accepts: Callable[[P, Result], bool] = lambda program, result: True
-    """Whether a result is one to keep, and to take when it is there. The log of another one stays."""
+    """Whether a result is kept, and reused if it is cached. The log of a result that is not accepted
+    stays."""
     line: Callable[[P, Result], Line] = lambda program, result: line_of(result)
     export: Callable[[P], ChildTask] | None = None
-    """What builds the program's model; programs of one name share it."""
+    """Returns the task that builds the program's model; programs whose tasks have the same name share it."""
     export_key: Callable[[P, Mapping[str, object]], Key] = lambda program, reply: {}
-    """What the result depends on of the model. Raises NotCached, or Refused of this program alone."""
+    """Returns the part of the key that depends on the model. Raises NotCached, or Refused for this program
+    only."""
     subject: Callable[[P], str] = lambda program: str(program.name)
-    """What tells a program from all others, of whatever suite."""
+    """Returns a text that identifies the program among those of all suites."""
     remains_of: Callable[[P, Failure, Path], dict[str, object] | None] = lambda *_: None
-    """What a process that died has left in its folder that is a result."""
+    """Returns the result that a process left in its folder before it died, if there is one."""
 
 
 @dataclass
 class _ProgramState(Generic[P]):
-    """What is known of a program while its step runs."""
+    """The state of a program while its step runs."""
 
     program: P
     lines: Lines = field(default_factory=dict)
-    """Of its exported model."""
+    """The lines of its exported model."""
     variables: tuple[str, ...] = ()
-    """The variables that its code names, that are set, and that it was not given."""
+    """The variables that its code names and that are set, but that it did not receive."""
     key: Key | None = None
-    """None before its model is exported, and if no result of it is kept."""
+    """None before its model is exported, and if its result is not cached."""
     not_cached: str = ""
-    """Why no result of it is kept."""
+    """The reason why its result is not cached."""
     exported: bool = True
-    """Whether there is a graph of its model."""
+    """Whether its model has a graph."""
     reason: str = ""
-    """Why it is worked on."""
+    """The reason why it is worked on, instead of reusing a result."""
     folder: Path | None = None
-    """What its work writes to; None before it begins."""
+    """The folder that its work writes to; None before the work begins."""
     result: Result | None = None
 
 
 class _StepRun(Generic[P]):
-    """A step of the programs that have the same packages. The way of a program: its model is exported
-    (`_export_task`), its result is looked up (`_settle`, `_look_up`) or else worked on (`_task`), and what
-    comes of that is kept or is a failure (`_conclude`)."""
+    """One step of the programs that have the same packages. A program goes through it like this: its model is
+    exported (`_export_task`), its result is looked up (`_settle`, `_look_up`) or worked on (`_task`), and the
+    outcome is kept or becomes a failure (`_conclude`)."""
 
     def __init__(self, step: Step[P], programs: Sequence[P], own: Packages | None) -> None:
         self._step, self._work, self._logs = step, step.plan.work, step.plan.logs
@@ -173,11 +177,11 @@ class _StepRun(Generic[P]):
         return replace(task, request={**task.request, **folder}, until=self._work.until)
 
     def _folder_of_export(self, name: str) -> Path:
-        """For files that all programs of an export use."""
+        """The folder for files that all programs of an export use."""
         return self._scratch / hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def _settle(self, task: ChildTask, reply: Mapping[str, object]) -> ChildTask | TaskOutcome:
-        """What is to be done with a program whose model has been exported."""
+        """Decide what to do with a program whose model has been exported."""
         state, exported = self._programs[task.name], read(ExportReply, reply)
         environ = {*self._home.environment, *TEMPORARY}
         state.lines = exported.lines
@@ -192,7 +196,7 @@ class _StepRun(Generic[P]):
             return Failure.refused(refused, self._exports[task.export].log)
 
     def _look_up(self, state: _ProgramState[P], model: Key) -> ChildTask | TaskOutcome:
-        """What is to be done, or the outcome of a program whose result is there."""
+        """Return the work to do, or the outcome if the result is cached."""
         asked = key_of(self._step.request(state.program), self._cached.digest)
         if clash := asked.keys() & {*self._key_of_all, *model}:
             raise ValueError(f"{self._step.kind} asks for {sorted(clash)}, which its key has anyway")
@@ -302,7 +306,7 @@ class _StepRun(Generic[P]):
         return self._keep(state, replace(result, folder=into if step.keeps_files else None), reply)
 
     def _keep(self, state: _ProgramState[P], result: Result, reply: dict[str, Any]) -> Result:
-        """With the files where the cached result has them."""
+        """Cache the result; the returned one has its files in the cache."""
         reason = state.not_cached
         if state.key:
             try:
@@ -316,7 +320,7 @@ class _StepRun(Generic[P]):
 
 
 def _variables_named_in(modules: Iterable[str]) -> list[str]:
-    """The user's variables that are set, and that one of these modules names in a string."""
+    """The user's variables that are set and that one of these modules names in a string."""
     paths = (path for path in map(Path, modules) if path.is_file())
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
     names = {name for text in texts for name in re.findall(r"""["']([A-Za-z_][A-Za-z0-9_]*)["']""", text)}
@@ -324,12 +328,12 @@ def _variables_named_in(modules: Iterable[str]) -> list[str]:
 
 
 def run_step(step: Step[P], programs: Sequence[P], own: Packages | None = None) -> dict[str, Result]:
-    """The result of each program by name."""
+    """Return the result of each program by name."""
     return _StepRun(step, programs, own).results() if programs else {}
 
 
 def require_done(result: Result) -> Result:
-    """For commands that work on one program. Raises the error of a failure."""
+    """Return the result, or raise the error of a failure. For commands that work on one program."""
     if failure := result.failure:
         raise ToolkitError(failure.message, fix=failure.fix, exit_code=failure.exit_code)
     return result

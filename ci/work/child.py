@@ -1,5 +1,5 @@
-"""What a process that does a user's work is given and uses: its variables (manifests/variables.toml), its
-output, what it says that it does, and what it costs."""
+"""What a process that does a user's work receives and reports: its variables (manifests/variables.toml), its
+output, what it is doing, and its costs."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from provisioning.base.settings import MANIFESTS
 _libc = ctypes.CDLL(None)
 
 own_folder: Path | None = None
-"""For the temporary files of the task that this process does."""
+"""The folder for the temporary files of the task that this process does."""
 
 _log = -1
-"""The number of the open file that gets what this process prints, where that is not the standard output."""
+"""The descriptor of the file that receives this process's output, if it is not the standard output."""
 
 DOING = "doing"
-"""The file in it that has what the process does."""
+"""The file in that folder that says what the process is doing."""
 
 Order = dict[str, Any]
-"""What a process is asked, as it comes through a pipe."""
+"""The request to a process, as it comes through a pipe."""
 Answer = Callable[[Order], dict[str, object]]
-"""Gives the reply to a request, both as JSON."""
+"""Returns the reply to a request; both are JSON."""
 
 FOR_LIBRARIES = "OMP_NUM_THREADS"
 
@@ -52,7 +52,8 @@ default of 700 costs a sixth of their time."""
 
 @contextlib.contextmanager
 def one_thread_for_libraries() -> Iterator[None]:
-    """Libraries read the number when they are loaded; the user's code then finds the user's own value."""
+    """Set one thread while libraries are loaded, which is when they read the number; the user's code then
+    finds the user's own value."""
     before = os.environ.get(FOR_LIBRARIES)
     os.environ[FOR_LIBRARIES] = "1"
     yield
@@ -76,7 +77,8 @@ def table() -> Variables:
 
 
 def closed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker whose stage has `environ`. What its lane and suite declare comes on top."""
+    """The environment of a worker whose stage has `environ`. The variables that its lane and suite declare
+    are added later."""
     return {**table().fixed, **declared(table().passed, environ)}
 
 
@@ -94,12 +96,12 @@ def _digest(value: str) -> str:
 
 
 def field_of(variable: str) -> str:
-    """Of a suite: what passes this variable to its models."""
+    """The field of a suite that passes this variable to its models."""
     return "secrets" if any(fnmatchcase(variable, name) for name in table().secrets) else "variables"
 
 
 def doing(activity: str) -> None:
-    """Say what this process does from now on, in a word: whoever waits for it reads that."""
+    """Say in a word what this process does from now on, for the process that waits for it."""
     if own_folder:
         with contextlib.suppress(OSError):
             (own_folder / DOING).write_text(activity, encoding="utf-8")
@@ -122,7 +124,7 @@ def logged(answer: Answer, order: Order) -> dict[str, object]:
 
 
 WRITTEN, WRITTEN_FILES = ("into", "folder", "scratch"), ("path", "log")
-"""The folders and the files in an order that its work writes to."""
+"""The names of the folders and of the files in an order that its work writes to."""
 
 
 def folders_of(order: Mapping[str, object]) -> list[Path]:
@@ -138,7 +140,8 @@ def places_of(order: Mapping[str, object]) -> list[Path]:
 
 
 def blame(error: BaseException, order: Mapping[str, object]) -> None:
-    """Raise InTrouble if the machine is to blame. For workers whose replies have the errors of the work."""
+    """Raise InTrouble if the machine is to blame. Called by workers whose replies contain the errors of the
+    work."""
     if trouble := outcome.of_error(error, places_of(order)):
         raise outcome.InTrouble(trouble) from error
 
@@ -148,8 +151,8 @@ UNFORESEEN = "unforeseen"
 
 
 def reporting(work: Answer, error_of: Callable[[Exception, Order], dict[str, Any]]) -> Answer:
-    """Work whose reply has what it took, or as `error` why it did not succeed: `error_of` gives kind,
-    message, fix and exit_code of what was raised. Raises InTrouble."""
+    """Wrap work so that its reply contains its costs, or under `error` why it failed: `error_of` turns an
+    exception into kind, message, fix and exit_code. Raises InTrouble."""
 
     def answer(order: Order) -> dict[str, object]:
         meter = Meter()
@@ -165,7 +168,7 @@ def reporting(work: Answer, error_of: Callable[[Exception, Order], dict[str, Any
 
 
 def error_reply(kind: str, message: str, **more: Any) -> dict[str, object]:
-    """What Refused is made of. `more` may have a fix, an exit code, and details."""
+    """The error in a reply, from which Refused is made. `more` may have a fix, an exit code, and details."""
     reply = {"kind": kind, "message": message, "fix": "", "exit_code": 1, **more}
     # JSON knows text alone: the commands in it go beside it.
     parts = {"parts": fix.parts} if isinstance(fix := reply["fix"], Fix) else {}
@@ -174,14 +177,14 @@ def error_reply(kind: str, message: str, **more: Any) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class WorkCosts:
-    """What work took."""
+    """The costs of work."""
 
     seconds: float
-    """By the clock."""
+    """The elapsed time."""
     cpu_seconds: float
-    """Children's too."""
+    """The processor time, including that of child processes."""
     peak: int
-    """Of memory, in bytes."""
+    """The peak memory in bytes."""
 
 
 class Meter:
@@ -200,7 +203,7 @@ class Meter:
 
 @contextlib.contextmanager
 def output_to(log: Path) -> Iterator[None]:
-    """Send all output there, including that of C and C++ code and of child processes."""
+    """Send all output to this log, including that of C and C++ code and of child processes."""
     global _log
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptors, before = [os.dup(1), os.dup(2)], _log
@@ -250,7 +253,7 @@ def printed_so_far() -> int:
 
 
 def text_since(begin: int) -> str:
-    """What this process has printed to its log after this byte."""
+    """Return what this process has printed to its log after this byte."""
     end = printed_so_far()
     return os.pread(_log, max(0, end - begin), begin).decode("utf-8", "replace")
 

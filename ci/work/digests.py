@@ -1,9 +1,9 @@
-"""SHA-256 of files, kept with their stamps, so that only what has changed is read; and of what is installed
-in this interpreter, which is part of every key, by what installers recorded of it.
+"""Compute the SHA-256 of files and keep it with their stamps, so that only changed files are read. Also
+describe what is installed in this interpreter, which is part of every key, by what its installers recorded.
 
-A distribution counts by its name, its version and its RECORD. A file is read only if it may differ from
-its row: another size, or changed after the RECORD was written. Files that no RECORD names count by their
-bytes."""
+A distribution counts by its name, its version and its RECORD. A file is read only if it may differ from its
+row in the RECORD: it has another size, or changed after the RECORD was written. Files that no RECORD names
+count by their bytes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from provisioning.base.files import hash_file, replace_text
 from provisioning.base.settings import ROOT
 
 Stamp = tuple[int, int, int, int]
-"""Size, mtime, ctime (nanoseconds) and inode: while these are equal, the file is taken for unchanged."""
+"""Size, mtime, ctime (nanoseconds) and inode: a file with the same stamp is assumed to be unchanged."""
 
 MOUNTS = Path("/proc/self/mountinfo")
 YOUNG_SECONDS = 2.0
 """A file that changed more recently than this can change again with the same stamp."""
 
 IMAGES = ("squashfs", "erofs", "iso9660", "udf", "cramfs", "romfs", "fuse")
-"""File systems on which another file may have the stamp of an earlier one: an image that was made anew."""
+"""In these file systems another file may have the stamp of an earlier one, because an image was built
+again."""
 
 MOST_DIGESTS = 50_000
 
@@ -41,7 +42,8 @@ def stamp_of(info: os.stat_result) -> Stamp:
 
 
 def images_in(mounts: str) -> tuple[str, ...]:
-    """Where file systems of IMAGES are mounted, by the text of /proc/self/mountinfo; each ends in a slash."""
+    """Where file systems of IMAGES are mounted, according to the text of /proc/self/mountinfo; each path ends
+    in a slash."""
     folders = []
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -52,8 +54,8 @@ def images_in(mounts: str) -> tuple[str, ...]:
 
 
 class Digests:
-    """SHA-256 of files. Bytes are read again only if the file's stamp differs, is too recent, or is of a
-    mounted image."""
+    """Keeps the SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent, or
+    if the file is in a mounted image."""
 
     def __init__(self, store: Path) -> None:
         self._path = store / "cache" / "results" / "digests.json"
@@ -64,7 +66,7 @@ class Digests:
         self._images = images_in(MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
 
     def of(self, path: Path) -> str:
-        """Raises OSError for anything that is not a readable file."""
+        """Return the digest of a file. Raises OSError for anything that is not a readable file."""
         name, stamp = str(path), stamp_of(path.stat())
         # True of a stamp in the future as well.
         too_recent = max(stamp[1], stamp[2]) / 1e9 > time.time() - YOUNG_SECONDS
@@ -93,30 +95,31 @@ OF_INSTALLERS = (
     *("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"),
     "RECORD.jws",
 )
-"""Files of a .dist-info that say how it was installed; they have paths of this machine."""
+"""Files of a .dist-info that say how it was installed; they contain paths of this machine."""
 STARTUP = (".pth", "sitecustomize.py", "usercustomize.py")
-"""Files that Python runs when it starts: they count by their bytes, recorded or not."""
+"""Files that Python runs when it starts: they count by their bytes, whether recorded or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderContent:
-    """What a folder of distributions holds."""
+    """The content of a folder of distributions."""
 
     distributions: Mapping[str, str]
     strays: Mapping[str, str]
-    """The digests of files that are not as a RECORD says, by path."""
+    """The digests of files that differ from their RECORD or are in none, by path."""
     startup_files: tuple[str, ...]
 
 
 def stamp_of_installed(info: os.stat_result) -> Stamp:
-    """Without its ctime if it has several names: an installer links the files of its cache into each
-    environment that it makes, which sets that for all of them. An edit of such a file is not seen if its size
-    stays and its time is put back."""
+    """The stamp of an installed file. It has no ctime if the file has several names: an installer links the
+    files of its cache into each environment, which changes the ctime in all of them. Therefore an edit that
+    keeps the size and restores the time is not noticed."""
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns if info.st_nlink == 1 else 0, info.st_ino
 
 
 def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
-    """Where this interpreter has its distributions; those of `packages`, an environment beside it, first."""
+    """The folders where this interpreter has its distributions; those of `packages`, an environment beside
+    it, come first."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     own = sorted(map(str, Path(packages).glob("lib/python*/site-packages"))) if packages else []
     return tuple(folder for folder in (*own, *site.getsitepackages(), *user) if Path(folder).is_dir())
@@ -125,8 +128,9 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
 def installed(
     folders: tuple[str, ...], search: list[str], store: Path, projects: tuple[Path, ...] = ()
 ) -> dict[str, str]:
-    """What every key has of these folders of distributions, and of the folders of PYTHONPATH. `projects` are
-    installed editable: where one lies counts for nothing, and of its code what it builds."""
+    """The part of every key that describes these folders of distributions and the folders of PYTHONPATH.
+    `projects` are installed editable: their location does not count, and their code counts by what it
+    builds."""
     places = {str(ROOT): "{toolkit}", **{str(project): "{project}" for project in projects}}
     versions: dict[str, str] = {}
     loose: list[list[str]] = []
@@ -144,11 +148,11 @@ def installed(
 
 
 contents: dict[str, FolderContent] = {}
-"""By folder what it held when this process first looked."""
+"""Maps a folder to what it held when this process first looked."""
 
 
 def content_of(folder: str, store: Path) -> FolderContent:
-    """The store remembers the digests of files that have not changed."""
+    """Read a folder's content. The store remembers the digests of files that have not changed."""
     if folder in contents:
         return contents[folder]
     files, digests = files_in(folder), Digests(store)
@@ -182,7 +186,7 @@ def content_of(folder: str, store: Path) -> FolderContent:
 
 @cache
 def files_in(folder: str) -> Mapping[str, Stamp]:
-    """Every file below a folder without bytecode, with its stamp. Once in a process."""
+    """Every file below a folder except bytecode, with its stamp. The folder is read once in a process."""
     files: dict[str, Stamp] = {}
     queue = [""]
     while queue:
@@ -204,7 +208,8 @@ def _entry_stamp(entry: os.DirEntry[str]) -> Stamp:
 
 
 def _rows(record: str) -> Iterator[tuple[str, str, str, str]]:
-    """Name, algorithm, digest and size of each file in this folder that a RECORD has a digest of."""
+    """Yield the name, algorithm, digest and size of each file in this folder for which a RECORD has a
+    digest."""
     with Path(record).open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
         for row in csv.reader(stream):
             if len(row) == 3 and row[1] and not row[0].startswith(("/", "../")):
@@ -217,7 +222,8 @@ def _as_in_records(digest: str) -> str:
 
 
 def _text(path: Path, places: Mapping[str, str]) -> str:
-    """With names for places, whose paths a file may have that Python runs when it starts."""
+    """The digest of a file's text, with each place replaced by its name: files that Python runs when it
+    starts may contain such paths."""
     try:
         text = os.fsdecode(path.read_bytes())
     except OSError as error:

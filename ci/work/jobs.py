@@ -1,5 +1,5 @@
-"""Pieces of work: their limits, what they cost, what the machine has for them, and what a user sees while
-they run."""
+"""Pieces of work: their limits, their costs, the cores and memory that the machine has for them, and the
+progress that a user sees."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class WorkOptions:
     cache: bool = True
     why: bool = False
     keep: bool = False
-    """Whether to leave what was made with the logs."""
+    """Whether to keep, beside the logs, the files that the work wrote."""
     until: float = math.inf
-    """A time of time.monotonic() at which whatever is at work ends."""
+    """The value of time.monotonic() at which all work ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CONTR
 
 
 TICK = 1.0
-"""Seconds between two looks at what jobs are at."""
+"""The seconds between two looks at what jobs are doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Line:
     word: str
     note: str = ""
     seconds: float | None = None
-    """Without time spent waiting; None: as long as the slot was taken."""
+    """The seconds without waiting; None means as long as the slot was taken."""
 
 
 def failed(note: str) -> Line:
@@ -137,7 +137,7 @@ def failed(note: str) -> Line:
 
 class JobProgress(Generic[R]):
     """Shows jobs as the scheduler starts and ends them: a line for each that ended, and below them a bar, or
-    a line after a silence. A context manager, so the bar is always removed."""
+    a line after a silence. It is a context manager, so the bar is always removed."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class JobProgress(Generic[R]):
         doing: Callable[[str], str] = lambda name: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`title` names the jobs on the bar; of a job of this name, `line` is its line when it has ended, and
-        `doing` what it is at."""
+        """`title` names the jobs on the bar. For the name of a job, `line` gives the line to print when it
+        has ended, and `doing` what it is doing."""
         self._title, self._line, self._doing, self._clock = title, line, doing, clock
         self._starts: dict[str, float] = {}
         self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
@@ -195,7 +195,7 @@ class JobProgress(Generic[R]):
         return f"[{self._count:>{len(str(self._total))}}/{self._total}]"
 
     def _at_work(self) -> str:
-        """The job that began first, what it is at, and how many others are at work."""
+        """Name the job that began first, what it is doing, and how many others are running."""
         name, more = next(iter(self._starts), ""), len(self._starts) - 1
         doing = self._doing(name) if name else ""
         return name + (f": {doing}" if doing else "") + (f", and {more} more" if more > 0 else "")

@@ -1,5 +1,5 @@
-"""What became of a piece of work: its facts and files, or how it failed, and the log that says why. The one
-place that says when the machine is to blame."""
+"""The outcome of a piece of work: its facts and files, or how it failed, and the log that says why. Only this
+module decides when the machine is to blame."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from provisioning.base.files import OF_MACHINE, disk_error, write_all
 T = TypeVar("T")
 
 Blame = Literal["model", "machine"]
-"""Whose fault a failure is. What the machine is to blame for says nothing about the work: it is never cached,
-forgets nothing that is cached, is never accepted, and the command that meets nothing worse ends with 3."""
+"""Says whose fault a failure is. A failure of the machine says nothing about the work: it is never cached or
+accepted, removes no cached result, and a command that meets nothing worse ends with exit code 3."""
 
 MACHINE = "machine"
-"""The end of the rules of findings that blame the machine: `lowering-machine`."""
+"""The rules of findings that blame the machine end with this word, such as `lowering-machine`."""
 
 Kind = Literal["memory", "disk", "killed", "timeout", "lacking"]
 
 PROBE = 1 << 20
-"""A folder that does not take this many bytes is full: native code fails there and names no cause."""
+"""A folder that cannot store this many bytes is full. Native code fails there without naming the cause."""
 
 BUSY = 0.5
-"""Work that used the processor for this share of its time limit or more was not held up by the machine."""
+"""If work used the processor for at least this share of its time limit, the machine did not hold it up."""
 IDLE = 0.9
-"""Nor was work that waited while the machine had a whole processor without anything to do for this share."""
+"""If a whole processor was idle for at least this share of the time limit, the machine did not hold the work
+up either."""
 
 OVERALL = "the end of the time for all of it"
-"""In place of a flag, where none sets the time limit."""
+"""Names the limit in a message if no flag sets it."""
 
 ELSEWHERE = "choose another disk with TMPDIR, --store or --reports"
 LESS_MEMORY = "run with fewer --jobs, make the model smaller, or give the machine more memory"
@@ -66,7 +67,7 @@ TEXTS: tuple[tuple[Kind, re.Pattern[str], str], ...] = (
         f"free some space, or {ELSEWHERE}",
     ),
 )
-"""What C++ libraries and children print instead of an exception with a number."""
+"""C++ libraries and child processes print these texts instead of raising an exception with a number."""
 
 SIGNALS: Mapping[str, tuple[Kind, str, str]] = {
     "SIGKILL": ("killed", ", as the system does when memory runs out", LESS_MEMORY),
@@ -77,7 +78,7 @@ SIGNALS: Mapping[str, tuple[Kind, str, str]] = {
     "SIGXCPU": ("timeout", ": this session's limit of processor time", f"{_LIMIT} -t"),
     "SIGBUS": ("disk", ": a mapped file has no room", f"free space at /dev/shm, or {ELSEWHERE}"),
 }
-"""Signals that do not come from the program itself."""
+"""These signals do not come from the program itself."""
 
 _OF_SHELLS = {137: "SIGKILL", 143: "SIGTERM"}
 
@@ -90,7 +91,7 @@ class Trouble:
 
 
 class InTrouble(Exception):
-    """Ends the work in which the machine is in trouble."""
+    """Ends the work if the machine is in trouble."""
 
     def __init__(self, trouble: Trouble) -> None:
         super().__init__(trouble.message)
@@ -98,9 +99,10 @@ class InTrouble(Exception):
 
 
 def of_error(error: BaseException, places: Iterable[Path] = ()) -> Trouble | None:
-    """The trouble that an exception, or one that it came from, tells of; None if it blames no machine.
+    """Return the trouble that an exception, or one of its causes, shows; None if it does not blame the
+    machine.
 
-    `places` are the folders that the work wrote to. They tell of an error that does not name its cause."""
+    `places` are the folders that the work wrote to. They are checked if an error does not name its cause."""
     places, chain = tuple(places), tuple(causes(error))
     by_kind = next(filter(None, (_of_kind(cause, places) for cause in chain)), None)
     by_text = next(filter(None, (of_text(str(cause)) for cause in chain)), None)
@@ -108,7 +110,7 @@ def of_error(error: BaseException, places: Iterable[Path] = ()) -> Trouble | Non
 
 
 def _with_place(by_text: Trouble | None, places: Iterable[Path]) -> Trouble | None:
-    """The trouble that a text tells of, or that of the disk which it does not name."""
+    """Return the trouble that a text shows, or that of the disk, which the text does not name."""
     return by_text if by_text and by_text.kind == "memory" else of_places(places) or by_text
 
 
@@ -138,7 +140,7 @@ def _of_number(error: OSError, places: Iterable[Path]) -> Trouble | None:
 
 
 def of_text(text: str) -> Trouble | None:
-    """The trouble that an error's text or a log's last lines tell of."""
+    """Return the trouble that an error's text or a log's last lines show."""
     for kind, pattern, fix in TEXTS:
         if match := pattern.search(text):
             begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
@@ -149,7 +151,8 @@ def of_text(text: str) -> Trouble | None:
 
 
 def of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = ()) -> Trouble | None:
-    """The trouble that a process's exit code (negative: its signal) or `text`, its last words, tells of."""
+    """Return the trouble that a process's exit code (negative: its signal) or `text`, its last words,
+    shows."""
     if row := SIGNALS.get(_signal(code)):
         kind, words, fix = row
         return Trouble(kind, f"the {process} {how_it_ended(code)}{words}", fix)
@@ -159,10 +162,10 @@ def of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = 
 def of_time(
     limit: float, cpu_seconds: float, flag: str = "--timeout", idle_seconds: float = 0.0
 ) -> Trouble | None:
-    """The trouble of work that gave no result in its time limit, which `flag` sets, if any does; None if it
-    used that time itself, or waited for something else than the machine.
+    """Return the trouble of work that exceeded its time limit; `flag` sets the limit, if any flag does. None
+    if the work used that time itself, or waited for something else than the machine.
 
-    `idle_seconds` of processors had nothing to do in that time."""
+    `idle_seconds` is how long processors were idle in that time."""
     if cpu_seconds >= BUSY * limit or idle_seconds >= IDLE * limit:
         return None
     message = f"no result after {limit:g} s: it waited, and had the processor for only {cpu_seconds:.1f} s"
@@ -185,7 +188,7 @@ def of_places(places: Iterable[Path]) -> Trouble | None:
 
 
 def how_it_ended(code: int) -> str:
-    """In words that follow the name of the process: `ended with exit code 3`."""
+    """Describe the end in words that follow the name of the process: `ended with exit code 3`."""
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was ended by {_signal(code)}"
@@ -199,7 +202,8 @@ def _signal(code: int) -> str:
 
 
 class Refused(ToolkitError):
-    """The work did not succeed, and its worker says why: a reply with `error` (child.reporting)."""
+    """Raised if the work did not succeed and its worker says why: the reply has an `error`
+    (child.reporting)."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         fix = Fix.read(error["parts"]) if "parts" in error else error["fix"]
@@ -209,7 +213,7 @@ class Refused(ToolkitError):
 
 
 def opened_log(log: Path) -> BinaryIO:
-    """Raises EnvironmentLacking or UsageError where none can be written."""
+    """Open the log for writing. Raises EnvironmentLacking or UsageError if it cannot be written."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         return log.open("wb")
@@ -223,13 +227,14 @@ def opened_log(log: Path) -> BinaryIO:
 
 
 def last_words(log: Path) -> str:
-    """The last line of a process's log that is its own: the rest of faulthandler's text is for readers."""
+    """The last line of a process's log that the process itself wrote; faulthandler's text after it is left
+    out."""
     lines = tail(log, 20_000).partition("Fatal Python error")[0].strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def tail(log: Path, characters: int = 200_000) -> str:
-    """The end of a log, as text; empty when there is none."""
+    """The end of a log as text; empty if there is no log."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - characters))
@@ -251,17 +256,17 @@ class Failure:
     log: Path | None = None
     blame: Blame = "model"
     exit_code: int = 1
-    """Of a command that does this work alone."""
+    """The exit code of a command that does only this work."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What the worker said beside these."""
+    """Further details from the worker."""
     exported: bool = True
-    """Whether there was a graph of the model before it failed."""
+    """Whether the model had a graph before the work failed."""
     ending: str = ""
-    """How its process ended before it replied, if the machine is not to blame for that."""
+    """How its process ended before it replied, unless the machine is to blame for that."""
 
     @classmethod
     def of(cls, trouble: Trouble, log: Path | None = None) -> Failure:
-        """What the machine is to blame for."""
+        """Make the failure of work that the machine is to blame for."""
         code = EnvironmentLacking.exit_code
         return cls(trouble.kind, trouble.message, trouble.fix, log, "machine", code)
 
@@ -272,7 +277,8 @@ class Failure:
 
     @classmethod
     def of_end(cls, code: int, log: Path, places: Iterable[Path]) -> Failure:
-        """Of a process that ended before it replied; in words for a reader who knows nothing of workers."""
+        """Make the failure of work whose process ended before it replied. The message suits a reader who
+        knows nothing of workers."""
         words = last_words(log)
         if trouble := of_places(places) or of_ending("process", code, words):
             return cls.of(trouble, log)
@@ -283,7 +289,7 @@ class Failure:
 
     @classmethod
     def late(cls, limit: float, cpu_seconds: float, flag: str, log: Path, idle_seconds: float) -> Failure:
-        """Of work that gave no result in its time limit, which `flag` sets, if any does."""
+        """Make the failure of work that exceeded its time limit. `flag` sets the limit, if any flag does."""
         if trouble := of_time(limit, cpu_seconds, flag, idle_seconds):
             return cls.of(trouble, log)
         sentence, fix = f"no result after {limit:g} s ({flag or OVERALL})", ""
@@ -296,28 +302,28 @@ class Failure:
 
     @property
     def rule(self) -> str:
-        """The end of its finding's rule."""
+        """The last part of its finding's rule."""
         return MACHINE if self.blame == "machine" else self.kind
 
     @property
     def is_own_crash(self) -> bool:
-        """Whether its process crashed by a signal of its own: it would crash again. Last words may name a
-        signal of another one."""
+        """Whether its process crashed by a signal of its own, so that it would crash again. The last words
+        may name the signal of another process."""
         return bool(_OWN_CRASH.match(self.ending))
 
     @property
     def of_work(self) -> bool:
-        """Whether it says that the same work would fail again, so that a cached pass of it is no longer
-        believed. A time-out does not: it depends on the limit."""
+        """Whether the same work would fail again, so that a cached pass of it is dropped. A time-out does not
+        show that: it depends on the limit."""
         return self.blame != "machine" and self.kind != "timeout"
 
 
 TaskOutcome = dict[str, object] | Failure
-"""A task's reply, or why there is none."""
+"""A task's reply, or why it has none."""
 
 
 def reply_of(code: int, reply: Path) -> dict[str, Any]:
-    """What a process has replied that ended so."""
+    """Return the reply that a process wrote, or its exit code under `died` if it failed or wrote none."""
     if code or not reply.is_file():
         return {"died": code}
     document: dict[str, Any] = json.loads(reply.read_text(encoding="utf-8"))
@@ -325,7 +331,7 @@ def reply_of(code: int, reply: Path) -> dict[str, Any]:
 
 
 def task_outcome(document: dict[str, Any], log: Path, places: Iterable[Path]) -> TaskOutcome:
-    """Of work that replied so, and that wrote to these places."""
+    """Turn the document that a task sent into its outcome. `places` are the folders that it wrote to."""
     if "trouble" in document:
         return Failure.of(Trouble(**document["trouble"]), log)
     if "died" in document:
@@ -334,7 +340,7 @@ def task_outcome(document: dict[str, Any], log: Path, places: Iterable[Path]) ->
 
 
 def _explained(sentence: str, log: Path) -> tuple[str, str]:
-    """The sentence with what is known of a log's last words, and what to do about them."""
+    """Add to the sentence what is known about the last words of a log; also return the fix."""
     from ci.diagnose.logs import nearest
 
     explanation = nearest(tail(log, 4_000_000))
@@ -344,24 +350,24 @@ def _explained(sentence: str, log: Path) -> tuple[str, str]:
 @dataclass(frozen=True, slots=True)
 class Result:
     facts: Facts = field(default_factory=dict)
-    """As they are cached."""
+    """The facts, as they are cached."""
     folder: Path | None = None
-    """Files of the result, or of a failure."""
+    """The folder with the files of the result, or of a failure."""
     failure: Failure | None = None
     cached: bool = False
     variables: tuple[str, ...] = ()
-    """The variables that the model's code names, that are set, and that it was not given."""
+    """The variables that the model's code names and that are set, but that it did not receive."""
     record: object = None
-    """The facts, as the step reads them; None of a step that reads none."""
+    """The facts as the step's record; None if the step reads none."""
 
     def read(self, kind: type[T]) -> T:
-        """The record of a step whose replies are of this kind."""
+        """Return the record; `kind` is the type of the step's replies."""
         assert isinstance(self.record, kind)
         return self.record
 
 
 def line_of(result: Result) -> Line:
-    """Of a failure its kind alone: the error follows, or is in the report."""
+    """The line of a job. For a failure it only shows the kind: the error follows, or is in the report."""
     return failed(result.failure.kind) if result.failure else Line("done")
 
 
@@ -372,14 +378,15 @@ VARIES = re.compile(
     r"|; its last words.*"
 )
 CODE = re.compile(r"\b(?:err|error|code|status|signal)\W{0,2}$", re.IGNORECASE)
-"""Before a figure that is no measurement."""
+"""Matches the text before a number that is an error code and no measurement."""
 ONLY_A_TYPE = re.compile(r"(?:[\w .]+: )?[\w.]+:\s*")
 WORD = re.compile(r"[\w.:]+")
 LENGTH = 160
 
 
 def first_line(error: str) -> str:
-    """The first that says more than the exception's type; empty if there is none."""
+    """The first line that says more than the exception's type, without what varies; empty if there is
+    none."""
     lines = error.strip().splitlines() or [""]
     sentences = [line for line in lines if line.strip() and not ONLY_A_TYPE.fullmatch(line)] or lines
     return VARIES.sub(_without_what_varies, sentences[0])[:LENGTH]
@@ -390,5 +397,5 @@ def _without_what_varies(match: re.Match[str]) -> str:
 
 
 def words_of(reason: str) -> tuple[str, ...]:
-    """Equal for equal reasons: a set is printed in another order in each process."""
+    """The words of a reason in sorted order: two equal reasons may print a set in a different order."""
     return tuple(sorted(WORD.findall(reason)))

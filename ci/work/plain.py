@@ -1,4 +1,4 @@
-"""What crosses a process or lies in a file: frozen dataclasses of plain values."""
+"""Data that crosses a process or is stored in a file: frozen dataclasses of plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Facts = Mapping[str, Any]
-"""A reply as it is cached; the record that is read from it has its types."""
+"""A reply as it is cached; the record that is read from it has types."""
 
 
 def as_json(record: DataclassInstance) -> dict[str, Any]:
@@ -22,13 +22,14 @@ def as_json(record: DataclassInstance) -> dict[str, Any]:
 
 
 def read(kind: type[T], document: object) -> T:
-    """What `as_json` wrote, with every field checked; names that the record does not have are passed over."""
+    """Read what `as_json` wrote and check every field; names that the record does not have are ignored."""
     record: T = _adapter(cast(Any, kind)).validate_python(document)
     return record
 
 
 def reader(kind: type[T]) -> Callable[[object], T]:
-    """As `read`, made ready here: once a user's package has one of our names, annotations are not found."""
+    """Return a `read` for this kind that is prepared now: once a user's package has one of our names,
+    annotations are not found."""
     _adapter(cast(Any, kind))
     return partial(read, kind)
 

@@ -1,8 +1,8 @@
-"""What a piece of work is asked, and what of that decides its result.
+"""The request of a piece of work, and the part of it that decides the result.
 
 A request is a frozen dataclass. Its fields are plain values, and the files and folders that the work reads.
-The key of a result is made of all of them, but of the fields that are marked as irrelevant: nobody writes a
-key by hand. A worker gets the same request as JSON, and reads it with the same dataclass."""
+The key of a result contains all of them, except the fields that are marked as irrelevant: nobody writes a key
+by hand. A worker receives the same request as JSON, and reads it with the same dataclass."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 LONG = 4000
-"""A value whose text is longer than this many characters is in the key by its digest."""
+"""If the text of a value is longer than this many characters, the key has its digest."""
 
 Digest = Callable[[Path], str]
-"""Gives the digest of a file's bytes."""
+"""Returns the digest of a file's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class File:
 
     path: str
     known_by: str | None = None
-    """Decides the result in place of the bytes, where those differ for equal content."""
+    """This decides the result in place of the bytes, if they differ for equal content."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -48,7 +48,7 @@ class Folder:
 
     path: str
     suffixes: tuple[str, ...] = ("",)
-    """The work reads the files alone whose names end so."""
+    """The work reads only the files whose names end with one of these."""
     known_by: str | None = None
     """Decides the result in place of the files."""
     is_flat: bool = False
@@ -60,27 +60,27 @@ class Folder:
 
 
 def irrelevant(reason: str) -> Mapping[str, str]:
-    """Marks a field that decides nothing: `seconds: float = field(metadata=irrelevant("why"))`."""
+    """Mark a field that decides nothing: `seconds: float = field(metadata=irrelevant("why"))`."""
     return {IRRELEVANT: reason}
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """What is asked where the program says all, and what is replied where files say all."""
+    """An empty request or reply: the program, or the files, say everything."""
 
 
 NOTHING = Nothing()
 
 
 def _read_from_path(kind: Callable[[str], object], handler: GetCoreSchemaHandler) -> CoreSchema:
-    """A worker gets the path, and its dataclass has the type that it was sent from."""
+    """Let a worker's dataclass, which receives a path, have the type that it was sent from."""
     from pydantic_core import core_schema
 
     return core_schema.no_info_after_validator_function(kind, handler(str))
 
 
 def sent(request: DataclassInstance) -> dict[str, object]:
-    """The request as a worker gets it: JSON, in which a file and a folder are their paths."""
+    """Turn the request into the JSON that a worker receives; a file and a folder become their paths."""
     return {field.name: _plain(getattr(request, field.name)) for field in fields(request)}
 
 
@@ -96,7 +96,7 @@ def _plain(value: object) -> object:
 
 
 def key_of(request: DataclassInstance, digest: Digest) -> dict[str, Metric]:
-    """What the result depends on of a request, by the names of its fields."""
+    """The part of a key that comes from a request, by the names of its fields."""
     return {
         field.name: _shortened(_deciding(getattr(request, field.name), digest))
         for field in fields(request)

@@ -1,6 +1,7 @@
-"""Cached results: what work gave, kept in the store under the digest of all that decides it.
+"""Cached results: the store keeps what work returned under the digest of everything that decides it.
 
-A key is named values, never paths or times. Whatever is looked up was put there by work of equal values."""
+A key consists of named values, never of paths or times. A result that is found was written by work with equal
+values."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from provisioning.base.units import size
 from provisioning.store.results import remove_results, results_folder, results_limit, sweep_is_due
 
 FORMAT = 1
-"""Part of every key: another number invalidates every cached result."""
+"""A part of every key: another number invalidates every cached result."""
 
 Key = Mapping[str, Json]
 
@@ -39,7 +40,7 @@ STARTED = time.time()
 
 NEW = "not run before"
 SHOWN = 40
-"""Characters of a value that `difference` shows."""
+"""`difference` shows this many characters of a value."""
 
 
 def digest_of(values: Json) -> str:
@@ -51,14 +52,14 @@ def digest_of(values: Json) -> str:
 class CachedResult:
     facts: Facts
     folder: Path | None = None
-    """Of its files, if it has any. Never changed."""
+    """The folder of its files, if it has any. The folder is never changed."""
 
 
 class CachedResults:
-    """The cached results of one kind of work; safe with parallel processes.
+    """The cached results of one kind of work. Parallel processes may use them.
 
-    A record is `<kind>/<2>/<key>.json`; its files are in a folder beside it that their content names, so that
-    no folder is replaced while another process reads it."""
+    A record is `<kind>/<2>/<key>.json`; its files are in a folder beside it, which is named after their
+    content. Therefore no folder is replaced while another process reads it."""
 
     def __init__(self, store: Path, kind: str) -> None:
         self._store, self._top = store, results_folder(store) / kind
@@ -68,7 +69,7 @@ class CachedResults:
         self._count = itertools.count()
 
     def find(self, key: Key) -> CachedResult | None:
-        """None if there is no such result, or if its files are not as they were written."""
+        """Return the result; None if there is none, or if its files are not as they were written."""
         path = self._record(digest_of(dict(key)))
         document = _load(path)
         if document is None:
@@ -84,7 +85,7 @@ class CachedResults:
     def keep(
         self, subject: str, key: Key, facts: Mapping[str, object], folder: Path | None = None
     ) -> CachedResult:
-        """Keep a result; `folder`, from `scratch`, moves into the store. Raises OSError."""
+        """Keep a result; `folder`, which `scratch` returned, moves into the store. Raises OSError."""
         digest = digest_of(dict(key))
         path, files = self._record(digest), digests_in(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,8 @@ class CachedResults:
         return CachedResult(document, place)
 
     def _put(self, folder: Path, place: Path, files: Mapping[str, str]) -> None:
-        """What is there and whole stays: another process may have kept it just now, and reads it."""
+        """Move the folder to its place. A complete one that is already there stays: another process may have
+        written it just now, and reads it."""
         try:
             folder.rename(place)
         except OSError as error:
@@ -113,11 +115,11 @@ class CachedResults:
                 folder.rename(place)
 
     def forget(self, key: Key) -> None:
-        """The same work has failed since."""
+        """Remove the result of this key, because the same work has failed since."""
         self._record(digest_of(dict(key))).unlink(missing_ok=True)
 
     def difference(self, subject: str, key: Key) -> str:
-        """In which row this key differs from the last one of the same program."""
+        """Name the row in which this key differs from the last one of the same program."""
         document = _load(self._subject(subject))
         if not document:
             return NEW
@@ -128,11 +130,11 @@ class CachedResults:
         return "its cached result is gone, damaged, or passes no more"
 
     def digest(self, path: Path) -> str:
-        """Of a file, kept under its size, times and inode."""
+        """The digest of a file, kept by its size, times and inode."""
         return self._digests.of(path)
 
     def scratch(self) -> Path:
-        """A new folder for a result, on the store's file system."""
+        """Make a new folder for a result, on the store's file system."""
         folder = self._top / "work" / f"{os.getpid()}-{time.monotonic_ns()}-{next(self._count)}"
         folder.mkdir(parents=True)
         return folder
@@ -142,7 +144,7 @@ class CachedResults:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what nobody needs, once a day and whenever results may have outgrown their limit."""
+        """Remove old results, once a day and whenever they may exceed their limit."""
         try:
             removed = (
                 remove_results(self._store, self._limit, used_since=STARTED)
@@ -169,7 +171,7 @@ class CachedResults:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What is in dicts and lists, by dotted name."""
+    """Yield the values in dicts and lists, by dotted name."""
     parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         parts = value.items()
@@ -194,7 +196,7 @@ def digests_in(folder: Path | None) -> dict[str, str]:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    """A record. A damaged one is removed and gives None."""
+    """Read a record. A damaged one is removed, and None is returned."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["digest"] == digest_of(record["document"]):
@@ -209,7 +211,7 @@ def _load(path: Path) -> dict[str, Any] | None:
 
 
 def whole(record: Path) -> list[Path]:
-    """The file of a record, and those that belong to it; none if any of them is not as it was written."""
+    """The file of a record and the files that belong to it; empty if any of them is not as it was written."""
     document = _load(record) or {}
     name, files = document.get("folder"), document.get("files")
     if (
@@ -234,7 +236,7 @@ def python_name() -> str:
 
 @cache
 def processor() -> str:
-    """The kind of processor: libraries choose how they compute by it."""
+    """The kind of processor: libraries choose by it how they compute."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     first = text.partition("\n\n")[0]
     lines = re.findall(r"^(?:model name|flags|Features|CPU \w+)\s*:.*$", first, re.MULTILINE)
@@ -244,8 +246,8 @@ def processor() -> str:
 def surroundings(
     store: Path, environ: Mapping[str, str], packages: Path | None = None, projects: tuple[Path, ...] = ()
 ) -> dict[str, Json]:
-    """The rows of a key that all work of one home shares. `packages` is an environment of the suite's own,
-    and `projects` what it has editable."""
+    """The rows of a key that all work of one home shares. `packages` is the suite's own environment, and
+    `projects` are the projects that it has installed editable."""
     from ci.work.child import table
 
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
@@ -264,12 +266,12 @@ def surroundings(
 
 TOOLKIT = ("ci", "provisioning", "qnn_ci")
 USERS = "ci/models/shipped/"
-"""Models that the toolkit ships are a user's: they count by what they build."""
+"""The models that the toolkit ships are treated like a user's: they count by what they build."""
 
 
 @cache
 def toolkit() -> str:
-    """The digest of the toolkit's own modules, whichever of them the work imports."""
+    """The digest of the toolkit's own modules, no matter which of them the work imports."""
     paths = [path for name in TOOLKIT for path in (ROOT / name).rglob("*.py")]
     digests = {path.relative_to(ROOT).as_posix(): hash_file(path) for path in paths}
     return digest_of({name: digest for name, digest in digests.items() if not name.startswith(USERS)})
@@ -281,25 +283,27 @@ CODE = (".py", ".so", ".json", ".yaml", ".fbs")
 def folder_digest(
     folder: Path, suffixes: tuple[str, ...] = (".py",), digest: Callable[[Path], str] = hash_file
 ) -> str:
-    """Of all files below a folder whose names end so, without hidden ones."""
+    """The digest of all files below a folder whose names end with one of the suffixes, without hidden
+    ones."""
     return digest_of([[name, digest(folder / name)] for name in files_below(folder, suffixes)])
 
 
 Lines = Mapping[str, tuple[str, str]]
-"""By node FILE:LINE and the code that stands there."""
+"""Maps a node to FILE:LINE and the code of that line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReply:
-    """What an export says of its model, beside what a lane's programs depend on."""
+    """An export's reply about its model, beside what a lane's programs depend on."""
 
     lines: Lines = field(default_factory=dict)
     modules: tuple[str, ...] = ()
-    """The files of its code."""
+    """The files of the model's code."""
 
 
 def relocated(facts: Facts, old_lines: Lines, new_lines: Lines) -> Facts | None:
-    """None where two nodes of one line are on different lines now: a text does not say which it means."""
+    """Replace the lines in facts by those where the nodes are now. None if two nodes of one old line are on
+    different lines now: a text does not say which node it means."""
     replacements: dict[str, str] = {}
     for node, (place, code) in old_lines.items():
         place_now, code_now = new_lines.get(node, (place, code))

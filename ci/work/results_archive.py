@@ -1,7 +1,7 @@
-"""Cached results as one file, which the cache of a CI system can keep: a plain tar of regular files.
+"""Store cached results in one file, which the cache of a CI system can keep: a plain tar of regular files.
 
-What comes from elsewhere is read member by member. A record goes into the store only if it and all its files
-are as they were written; whether it is true, only who wrote it can say."""
+An archive from elsewhere is read member by member. A record goes into the store only if it and all its files
+are as they were written; only the one who wrote it can say whether it is true."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from provisioning.archive import unsafe
 from provisioning.store.results import UNUSED_SECONDS
 
 MOST_BYTES = 2 << 30
-"""Of an archive: the results that were used last. A repository on GitHub has 10 GB for all its caches."""
+"""The most bytes of an archive, which has the results that were used last. A repository on GitHub has 10 GB
+for all its caches."""
 MOST_MEMBERS = 200_000
 
 RECORD = re.compile(r"[a-z][a-z0-9 _-]{0,40}/[0-9a-f]{2}/[0-9a-f]{64}\.json")
@@ -31,14 +32,14 @@ FILE = re.compile(r"[a-z][a-z0-9 _-]{0,40}/[0-9a-f]{2}/[0-9a-f]{64}-[0-9a-f]{16}
 class Unpacked:
     results: int = 0
     problem: str = ""
-    """Why nothing of the archive was taken."""
+    """The reason why nothing was taken from the archive."""
     refused: int = 0
-    """Records that are not whole."""
+    """The number of records that are not complete."""
 
 
 def pack(top: Path, archive: Path, since: float = 0.0, most: int = MOST_BYTES) -> int:
-    """Write the results below `top` that were used at this time or later, and not too long ago: the latest,
-    as many as `most` bytes have room for. Returns how many.
+    """Write the results below `top` that were used at `since` or later, and not too long ago: the latest ones
+    for which `most` bytes have room. Returns how many.
 
     The same results give the same bytes."""
     oldest = max(since, time.time() - UNUSED_SECONDS)
@@ -67,7 +68,7 @@ def _add(out: tarfile.TarFile, path: Path, name: str, used: float) -> None:
 
 
 def unpack(archive: Path, top: Path) -> Unpacked:
-    """Take the results of an archive that anybody may have written, with the times of their last use."""
+    """Take the results of an archive that anybody may have written, and keep the times of their last use."""
     staging = top / f"unpack-{os.getpid()}-{time.monotonic_ns()}"
     staging.mkdir(parents=True)
     try:
@@ -81,7 +82,7 @@ def unpack(archive: Path, top: Path) -> Unpacked:
 
 
 def _members(stream: BufferedIOBase, into: Path) -> Iterator[tuple[str, float]]:
-    """Write each member below `into`; its name and time."""
+    """Write each member below `into`; yields its name and time."""
     room = MOST_BYTES
     with tarfile.open(fileobj=stream, mode="r|") as source:
         for number, member in enumerate(source):
@@ -101,7 +102,8 @@ def _members(stream: BufferedIOBase, into: Path) -> Iterator[tuple[str, float]]:
 
 
 def _taken(staging: Path, top: Path, times: dict[str, float]) -> Unpacked:
-    """Move whole results to their places; what is there already stays, with the later time."""
+    """Move complete results to their places; a result that is already there stays, and gets the later
+    time."""
     results, refused, now = 0, 0, time.time()
     for name in filter(RECORD.fullmatch, times):
         record, place = staging / name, top / name

@@ -1,9 +1,9 @@
-"""Named tasks in child processes, longest first, as many as cores and memory allow.
+"""Run named tasks in child processes, longest first, as many as cores and memory allow.
 
-One process for each `Home` imports what its tasks need, and stays as these imports left it. Each task, a
-function of a module, is done in a fork of it. When the task ends, when its time is up, or when the command
-ends or is killed, every process that the task started ends too. The folder for its temporary files has its
-order, its reply and what it says that it does."""
+One process for each `Home` imports what its tasks need, and stays in that state. Each task, which is a
+function of a module, runs in a fork of it. When the task ends, when its time is up, or when the command ends
+or is killed, every process that the task started ends too. The folder for its temporary files has its order,
+its reply and what it is doing."""
 
 from __future__ import annotations
 
@@ -54,50 +54,52 @@ from provisioning.base.progress import bar_for
 from provisioning.base.settings import ROOT
 
 GRACE_SECONDS = 30.0
-"""A task whose time is up is ended. If nothing says that it has, it is given up this much later."""
+"""A task whose time is up is told to end. If nothing reports its end, it is given up after this many
+seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the processes of some tasks have in common."""
+    """The environment and imports that the processes of some tasks have in common."""
 
     environment: Mapping[str, str]
     logs: Path
     prepare: str
     """MODULE:FUNCTION, which imports what the tasks need."""
     imports: str
-    """What it imports, for the message if that fails."""
+    """What it imports; the message says so if that fails."""
     fix: str
     python: str = sys.executable
     arguments: tuple[str, ...] = ()
-    """Of `prepare`."""
+    """The arguments of `prepare`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildTask:
     name: str
     function: str
-    """MODULE:FUNCTION, which gets the request and returns the reply: both are plain values, as JSON."""
+    """MODULE:FUNCTION, which receives the request and returns the reply: both are plain values, as JSON."""
     request: Mapping[str, object]
-    """The folders that it names are those of child.folders_of."""
+    """The request; child.folders_of says which of its fields name folders to write to."""
     timeout: float
     log: Path
-    """Gets its output, as `log` of the request."""
+    """The file that receives its output; the request has it as `log`."""
     cost: Job | None = None
     export: str = ""
     """The name of the export that it needs."""
     until: float = math.inf
-    """A time of time.monotonic() at which it ends, if that is before its own limit."""
+    """The value of time.monotonic() at which the task ends, if that is before its own limit."""
 
 
 @dataclass(frozen=True)
 class Exports:
-    """Tasks that others need: each is done once, and stays so that the others are forks of it."""
+    """Tasks that other tasks need: each runs once, and its process stays so that the others can be forks of
+    it."""
 
     tasks: Mapping[str, ChildTask]
     settle: Callable[[ChildTask, Mapping[str, object]], ChildTask | TaskOutcome]
-    """A task that needs an export, and that export's reply, as what is to be done, or as an outcome that is
-    known without any work."""
+    """Receives a task that needs an export, and the reply of that export. Returns the task to run, or an
+    outcome that is known without any work."""
 
 
 NO_EXPORTS = Exports({}, lambda task, reply: task)
@@ -113,8 +115,8 @@ def run(
     memory: int | None = None,
     exports: Exports = NO_EXPORTS,
 ) -> dict[str, TaskOutcome]:
-    """The outcome of each task by name, in the order in which they ended. `memory` is the bytes that they may
-    use together, unless it is most of what is free."""
+    """Run the tasks. Returns the outcome of each by name, in the order in which they ended. `memory` is how
+    many bytes they may use together; the default is most of what is free."""
     if not tasks:
         return {}
     if len({task.name for task in tasks}) != len(tasks):
@@ -128,7 +130,7 @@ def run(
 
 
 Asker = Callable[..., dict[str, object]]
-"""Gives the reply to a request of these fields."""
+"""Returns the reply to a request with these fields."""
 
 
 _shared: list[dict[tuple[object, ...], Template]] = []
@@ -136,7 +138,7 @@ _shared: list[dict[tuple[object, ...], Template]] = []
 
 @contextlib.contextmanager
 def sharing_templates() -> Iterator[None]:
-    """Within it, work of equal homes is done by forks of one process, which imports once."""
+    """Within this context, one process, which imports once, serves the work of all equal homes."""
     if _shared:
         yield
         return
@@ -162,7 +164,8 @@ def template_of(home: Home) -> Iterator[Template]:
 
 @contextlib.contextmanager
 def asking(home: Home, function: str, log: Path, timeout: float) -> Iterator[Asker]:
-    """For commands whose result is not cached: each request is done in a fork of one template."""
+    """Yield a function that answers requests, each in a fork of one template. For commands whose result is
+    not cached."""
     with template_of(home) as template:
         yield lambda **request: _ask(template, function, log, timeout, request)
 
@@ -170,7 +173,7 @@ def asking(home: Home, function: str, log: Path, timeout: float) -> Iterator[Ask
 def _ask(
     template: Template, function: str, log: Path, timeout: float, request: Mapping[str, object]
 ) -> dict[str, object]:
-    """The reply to one request."""
+    """Return the reply to one request."""
     log.parent.mkdir(parents=True, exist_ok=True)
     task = ChildTask("it", function, request, timeout, log)
     entry = template.orders.start(task, os.sched_getaffinity(0))
@@ -187,18 +190,18 @@ def _ask(
 
 @dataclass(frozen=True, slots=True)
 class _Active:
-    """A task that is being done, or first the export that it needs."""
+    """A task that is running, or the export that it needs and that runs first."""
 
     entry: Running
     job: Job
     cores: set[int]
     export: str = ""
-    """The name of the export that is being made."""
+    """The name of the export that is running."""
 
 
 class _Schedule:
-    """Which task runs when: the longest first, if cores and memory are free and its export is not being made
-    by another task."""
+    """Decides which task runs when: the longest starts first, if cores and memory are free and no other task
+    is making its export."""
 
     def __init__(
         self,
@@ -220,7 +223,7 @@ class _Schedule:
         self.outcomes: dict[str, TaskOutcome] = {}
 
     def doing(self, name: str) -> str:
-        """What a task is at, or the export that it needs."""
+        """What a task, or the export that it needs, is doing."""
         active = self._active.get(name)
         return active.entry.doing if active else "starting its process"
 
@@ -266,7 +269,7 @@ class _Schedule:
         return next((job for job in jobs if job.memory <= free), None)
 
     def _begin(self, job: Job, cores: set[int], progress: Any) -> None:
-        """Start a task, or first the export that it needs."""
+        """Start a task, or the export that it needs first."""
         task = self._tasks[job.name]
         export, exporter = task.export, self._exported.get(task.export)
         first = bool(export) and not exporter
@@ -312,14 +315,15 @@ def _wait_for_one(entries: Sequence[Running]) -> None:
 
 
 class Orders:
-    """The command's end of the socket by which a process is asked to fork itself for each task."""
+    """The command's end of the socket on which a process is told to fork itself for each task."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self.entries: list[Running] = []
 
     def start(self, task: ChildTask, cores: set[int], *, holds: bool = False) -> Running:
-        """With `holds`, the process of the task stays after its reply, for tasks that are forks of it."""
+        """Start a task. If `holds`, its process stays after the reply, so that other tasks can be forks of
+        it."""
         # Made here, because a process that is killed cannot remove it.
         folder = Path(tempfile.mkdtemp(prefix="qnn-ci-"))
         request = {**task.request, "log": str(task.log.absolute())}
@@ -349,8 +353,8 @@ class Orders:
 
 
 class Template:
-    """The process that has made the imports of a home, which starts when it is first needed. Once it is
-    closed, no process that it or a task started is left."""
+    """The process that has made the imports of a home. It starts when it is first needed. After `close`, no
+    process that it or a task started is left."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -359,7 +363,7 @@ class Template:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Of equal homes one process serves all."""
+        """Two equal homes have the same identity, so that one process serves both."""
         home = self.home
         return home.prepare, home.arguments, home.python, tuple(sorted(home.environment.items()))
 
@@ -409,7 +413,7 @@ class Template:
             raise
 
     def close(self) -> None:
-        """The process ends after the last one that it forked."""
+        """End the process, which waits for the processes that it forked."""
         if self._orders is None or self._process is None:
             return
         self._orders.close()
@@ -430,7 +434,7 @@ class Template:
 
 @dataclass
 class Running:
-    """A task that was started. One that holds has orders, and after its end a reply."""
+    """A task that was started. One that holds has orders, and a reply after its end."""
 
     task: ChildTask
     channel: socket.socket
@@ -444,7 +448,7 @@ class Running:
 
     @property
     def _limit(self) -> float:
-        """The seconds that it has."""
+        """The seconds that the task may take."""
         return max(0.0, min(self.task.timeout, round(self.task.until - self._start, 1)))
 
     @property
@@ -453,14 +457,14 @@ class Running:
 
     @property
     def doing(self) -> str:
-        """What it says that it does (child.doing)."""
+        """What the task says it is doing (child.doing)."""
         try:
             return (self.folder / child.DOING).read_text(encoding="utf-8")
         except OSError:
             return ""
 
     def close(self) -> None:
-        """End it, and what is forked from it."""
+        """End the task and its forks."""
         if self.orders:
             self.orders.close()
         self.channel.close()
@@ -472,7 +476,8 @@ class Running:
             entry.remove()
 
     def outcome(self) -> TaskOutcome | None:
-        """None while it runs. A task whose time is up is ended, and then has one too."""
+        """The outcome; None while the task runs. A task whose time is up is ended, and then has an outcome,
+        too."""
         if select.select([self.channel], [], [], 0)[0]:
             return self._outcome_of(self.channel.recv(1 << 12))
         if time.monotonic() < self.deadline:

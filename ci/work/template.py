@@ -1,7 +1,7 @@
-"""The process that has made the imports of a home, and stays as these left it: it forks itself for each task.
+"""The process that has made the imports of a home and stays in that state: it forks itself for each task.
 
-When a task ends, when its time is up, or when whoever gives the orders has gone, every process that the task
-started ends too."""
+When a task ends, when its time is up, or when the process that sends the orders has gone, every process that
+the task started ends too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ci.work import child
 from ci.work.outcome import reply_of
 
 START_SECONDS = 300
-"""For importing torch and executorch on a busy machine."""
+"""Importing torch and executorch on a busy machine takes at most this long."""
 
 UMASK = 0o022
 UNFORESEEN = 70
@@ -39,14 +39,14 @@ TEMPORARY = ("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR")
 
 ORDER, REPLY = "order.json", "reply.json"
 READY = b"ready"
-"""From a process that has made its imports."""
+"""A process sends this when it has made its imports."""
 
 _PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """The template's whole life."""
+    """Run the template until its end."""
     control, (prepare, *arguments) = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
     del sys.argv[1:]
     # Imports that hang end also where nobody waits for them any more.
@@ -82,7 +82,7 @@ class _Fork:
     process: int
     channel: socket.socket
     pidfd: int
-    """A descriptor that can be read when it has ended."""
+    """A descriptor that becomes readable when the process has ended."""
     alive: bool = True
 
     def kill(self) -> None:
@@ -97,7 +97,7 @@ class _Fork:
 
 
 def _serve(control: socket.socket) -> None:
-    """Fork a process for each order, until whoever gives them has gone and the last one has ended."""
+    """Fork a process for each order, until the sender has gone and the last process has ended."""
     # What a task leaves behind becomes a child of this process.
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     forks: list[_Fork] = []
@@ -134,12 +134,12 @@ def _fork_for(folder: Path, files: Sequence[int], open_files: Sequence[socket.so
 
 
 def status_of(code: int, cpu_seconds: float) -> bytes:
-    """Of a process, with the seconds of the processor that it used."""
+    """Encode how a process ended, and the processor seconds that it used."""
     return json.dumps([code, cpu_seconds]).encode()
 
 
 def _report_end(fork: _Fork, siblings: Collection[int]) -> None:
-    """Say how a process ended, after all that it started."""
+    """Report how a process ended, after all that it started has ended."""
     _, status, usage = os.wait4(fork.process, 0)
     cpu_seconds = usage.ru_utime + usage.ru_stime + _end_orphans(siblings)
     with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ def _report_end(fork: _Fork, siblings: Collection[int]) -> None:
 
 
 def _forked(work: Callable[[], object]) -> int:
-    """A process that does this and nothing else, and ends with its parent."""
+    """Fork a process that does this work and nothing else, and ends with its parent."""
     child.flush_output()
     process = os.fork()
     if process:
@@ -172,7 +172,7 @@ def _work(
     orders: Sequence[socket.socket],
     open_files: Sequence[socket.socket | _Fork],
 ) -> None:
-    """What the process of a task does. With `orders` it stays to be forked."""
+    """Do the work of a task's process. With `orders` the process stays, to be forked."""
     os.setsid()
     for file in open_files:
         file.close()
@@ -205,7 +205,8 @@ def _reply_of(work: child.Answer, request: Mapping[str, object], file: Path) -> 
 
 
 def in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, Any]:
-    """The reply of a part of a task, done in a fork of its process: if that crashes, the task goes on."""
+    """Do a part of a task in a fork of its process, and return the reply: if the part crashes, the task goes
+    on."""
     with tempfile.TemporaryDirectory(prefix="part-") as folder:
         reply = Path(folder, REPLY)
         process = _forked(partial(_reply_of, part, request, reply))
@@ -214,8 +215,8 @@ def in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, Any]
 
 
 def _end_orphans(siblings: Collection[int]) -> float:
-    """End all that a process has left, which is now a child of this one, and with it what that started; not
-    `siblings` and what is in their sessions. Gives the seconds of the processor that it had used."""
+    """End all processes that a process has left behind, which are now children of this one, and what those
+    started; spare `siblings` and their sessions. Returns the processor seconds that they had used."""
     cpu_seconds = 0.0
     while orphans := [process for process in _children() if not {process, os.getsid(process)} & {*siblings}]:
         for process in orphans:
