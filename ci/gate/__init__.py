@@ -1,5 +1,5 @@
-"""The gate runs stages together. Their names are here, for `--help`: that needs none of the packages that
-check a manifest."""
+"""The gate runs stages together. This module has only the names that `--help` needs, so that it loads none of
+the packages that check a manifest."""
 
 from __future__ import annotations
 

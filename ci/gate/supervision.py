@@ -1,5 +1,5 @@
-"""Run a stage as its own process, its output kept in a log and shown; end it if interrupted, and explain its
-death from its log."""
+"""Run a stage as its own process, keep its output in a log and show it; end it if interrupted, and explain
+from its log why it died."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ WORST_FIRST = (*STOPPED, INTERNAL, 2, LACKING, 4, 1)
 """The exit codes of a failed stage, the most informative first."""
 
 END_SECONDS = 3.0
-"""How long an interrupted stage has to end before each stronger signal."""
+"""An interrupted stage has this many seconds to end before each stronger signal."""
 
 LINGER = 0.5
-"""How long to read on after a stage has ended: processes that it started may keep its output open."""
+"""Reading goes on for this many seconds after a stage has ended: processes that it started may keep its
+output open."""
 
 LOGS = "logs"
-"""The folder of reports/ that keeps each stage's output."""
+"""The folder of reports/ with the output of each stage."""
 
 READ = 1 << 20
-"""How many bytes at the end of a log are searched for known failures."""
+"""This many bytes at the end of a log are searched for known failures."""
 
 _PARENT_DEATH_SIGNAL = 1
 _prctl = ctypes.CDLL(None).prctl
 
 NOX = "nox > "
-"""The start of a line that nox itself prints."""
+"""A line that nox itself prints begins with this."""
 
 
 def log_of(stage: str, reports: Path) -> Path:
-    """The log file of a stage; its folder is created."""
+    """Return the log file of a stage, after creating its folder."""
     path = reports / LOGS / f"{stage}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +70,8 @@ def log_of(stage: str, reports: Path) -> Path:
 def supervise(
     command: Sequence[str], environ: Mapping[str, str], log: Path, *, echo: int | None = None
 ) -> int:
-    """Run a process to its end and return its exit code. What it prints is in the log, and on the
-    descriptor `echo`. On an interruption, end it and give it time to clean up."""
+    """Run a process to its end and return its exit code. Its output goes to the log and to the descriptor
+    `echo`. On an interruption, the process is told to end and gets time to clean up."""
     import subprocess
 
     reading, output = os.pipe()
@@ -98,13 +99,13 @@ def supervise(
 
 
 def _end_with_parent() -> None:
-    """A stage ends as after an interruption where who started it is killed."""
+    """Make a stage end as if interrupted when the process that started it is killed."""
     _prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
 @dataclass
 class _Text:
-    """What a stage prints, until its end or a while after that of its process."""
+    """The output of a stage, read until its end or for a while after its process has ended."""
 
     pipe: int
     log: FileIO
@@ -131,7 +132,8 @@ class _Text:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait first, because a terminal interrupts the stage too; then send stronger and stronger signals."""
+    """End a process. First wait, because a terminal interrupts the stage too; then send stronger and stronger
+    signals."""
     from subprocess import TimeoutExpired
 
     for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
@@ -149,8 +151,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def report_of(file: Path, code: int, stand_in: Report, log: Path) -> Report:
-    """The stage's own report if it agrees with the exit code, else an error; never a pass. `stand_in` is for
-    a missing or unreadable one."""
+    """Return the stage's own report if it agrees with the exit code, else an error; never a pass. `stand_in`
+    replaces a missing or unreadable report."""
     try:
         report = report_in(file)
         if code == 0 and report.outcome is Outcome.PASS:
@@ -168,7 +170,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path) -> Report:
 
 
 def death(stage: str, code: int, log: Path, command_line: str, problem: str = "") -> Finding:
-    """Why a stage ended without a report, by its exit code and its log."""
+    """Explain why a stage ended without a report, by its exit code and its log."""
     from ci.diagnose.logs import read
     from ci.work.outcome import how_it_ended, of_ending, tail
 
@@ -192,9 +194,9 @@ def death(stage: str, code: int, log: Path, command_line: str, problem: str = ""
 
 
 def last_words(text: str) -> tuple[str, str]:
-    """The error and fix at the end of a log (see command_line.py), or its last line without a fix.
+    """Return the error and fix at the end of a log (see command_line.py), or its last line without a fix.
 
-    For a crash in native code: Python's message, and the innermost frame."""
+    For a crash in native code, return Python's message and the innermost frame."""
     lines = [line for line in map(one_line, text.splitlines()) if line and not line.startswith(NOX)]
     crash = next((index for index, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
     if crash is not None:

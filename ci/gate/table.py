@@ -1,4 +1,4 @@
-"""manifests/gate.toml: the gate's stages, the jobs on GitHub, and which files decide none of them."""
+"""Read manifests/gate.toml: the gate's stages, the jobs on GitHub, and the files that affect none of them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from provisioning.base.documents import Model, load
 class GateStage(Model):
     name: str
     program: str
-    """The package to run with -m; the name is its verb."""
+    """The package that `python -m` runs; the stage's name is the verb."""
     needs: tuple[str, ...] = ()
     """Earlier stages that must pass, or be skipped on purpose, before this one runs."""
     lane: str = ""
-    """Runs only where a suite has runs of this lane; the gate passes these suites and --tag on to it. The
-    registry of lanes says it."""
+    """The stage only runs if a suite has runs of this lane; the gate passes these suites and --tag on to it.
+    Set from the registry of lanes."""
     environment: str = ""
-    """The locked environment that it needs, if that is not the gate's. The registry of lanes says it."""
+    """The locked environment that the stage needs, if it is not the gate's. Set from the registry of
+    lanes."""
     flags: tuple[str, ...] = ()
-    """More arguments for the stage, after the selection."""
+    """More arguments for the stage, after those of the selection."""
 
 
 class IgnoredChanges(Model):
@@ -82,7 +83,7 @@ class GateTable(Model):
         return self
 
     def ignored_by(self, row: CiJob) -> tuple[str, ...]:
-        """Patterns of the files that a row does not depend on."""
+        """The patterns of files that a row does not depend on."""
         return tuple(pattern for group in row.ignores for pattern in self.ignored_changes[group].paths)
 
 
@@ -92,7 +93,7 @@ def gate_table(path: Path = GATE_TABLE) -> GateTable:
 
 
 def gate_stages(path: Path = GATE_TABLE) -> list[GateStage]:
-    """The stages in order. Those of lanes that have no row of their own come last."""
+    """Return the stages in order. Stages of lanes without a row of their own come last."""
     rows = {stage.name: stage for stage in gate_table(path).stage}
     heads = lanes_by_stage()
     for name in heads:

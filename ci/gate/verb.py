@@ -46,20 +46,20 @@ EXAMPLES = """\
 """
 
 LANE = "executorch"
-"""The lane of the shipped suite that the gate runs. Of a user's own suite it runs all."""
+"""The gate runs this lane of the shipped suite, but all lanes of a user's own suite."""
 
 TAG = "pr"
-"""The tag of the shipped suite's programs that the gate runs. Of a user's own suite it runs all."""
+"""The gate runs the shipped suite's programs with this tag, but all programs of a user's own suite."""
 
 ERRORS_SHOWN = 10
-"""How many findings the gate's last lines show; the page has all."""
+"""The gate's last lines show at most this many findings; the page has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
     report: Report
     code: int | None = None
-    """None if the stage was not started."""
+    """The exit code; None if the stage was not started."""
 
     @property
     def lets_others_run(self) -> bool:
@@ -120,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
 def with_lanes(
     stages: Sequence[GateStage], suites: Sequence[Path], names: Collection[str]
 ) -> list[GateStage]:
-    """The stages that these suites, or the shipped one, have something for; each gets those of its lane. One
-    that is named says itself that they have nothing for it."""
+    """Return the stages that have something to do for these suites, or for the shipped one; each gets the
+    suites of its lane. A stage that the user names stays: it reports itself if it has nothing to do."""
     from ci.suite.options import check
     from ci.suite.suite_file import lanes_of
 
@@ -185,8 +185,10 @@ def run_gate(
     *,
     echo: bool = False,
 ) -> int:
-    """`flags`, `suites`, `tags` and `work` are as typed: the stages read them, and have their suites.
-    With `echo`, what the stages print is shown too: otherwise it is in their logs."""
+    """Run the gate. `flags`, `suites`, `tags` and `work` are as the user typed them; the stages, which
+    already have their suites, read them.
+
+    If `echo`, the output of the stages is shown too; otherwise it is only in their logs."""
     # The stages are of the run that this gate is a part of, or of one of its own.
     os.environ[RUN] = os.environ.get(RUN) or os.urandom(16).hex()
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags, *work))
@@ -212,8 +214,8 @@ def run_stages(
     *,
     echo: bool = False,
 ) -> list[StageResult]:
-    """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an
-    earlier run."""
+    """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an earlier
+    run."""
     for name in (GATE, *(stage.name for stage in stages)):
         for old in (selection.reports / f"{name}.json", selection.reports / LOGS / f"{name}.log"):
             with suppress(NotADirectoryError):  # writing a report explains such an error better
@@ -243,8 +245,8 @@ def run_stages(
 
 
 def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Selection) -> Report:
-    """The gate's report until it has its own: if the gate is killed, the stages that never ran are missing in
-    it."""
+    """Return the gate's report until it has its own: if the gate is killed, the report lists the stages that
+    never ran."""
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags))
     gate.metrics["stages"] = [{"stage": stage.name} for stage in stages]
     gate.add("gate-unfinished", Severity.ERROR, GATE, "the gate did not come to its end", gate.command)
@@ -268,7 +270,7 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, e
 
 
 def interpreter_of(stage: GateStage) -> str:
-    """The Python of its locked environment, made first if it is not there yet."""
+    """Return the Python of the stage's locked environment, which is created if it does not exist."""
     if not stage.environment:
         return sys.executable
     from provisioning.python_environments import PythonEnvironments, environments_folder
@@ -296,7 +298,7 @@ def exit_code(results: Iterable[StageResult]) -> int:
 
 
 def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
-    """The gate's own report: a finding for each stage that did not pass."""
+    """Make the gate's own report, with a finding for each stage that did not pass."""
     for result in results:
         report = result.report
         gate.artifacts += report.artifacts
@@ -312,7 +314,8 @@ def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
 
 
 def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> None:
-    """Print what was found and write the renderings; on GitHub also the annotations and the job's summary."""
+    """Print the findings and write the renderings; on GitHub, also write the annotations and the job's
+    summary."""
     from ci.report.renderings import publish
 
     reports = [cleaned(report, Parser.user_folder().absolute()) for report in reports]
@@ -334,7 +337,7 @@ def selection_flags(
     reports: Path | None,
     executorch: str | None,
 ) -> list[str]:
-    """The selection's flags as typed, for the stages. They read the environment themselves."""
+    """The flags of the selection as typed, for the stages, which read the environment themselves."""
     flags = [*repeated("--profile", [profile]), *repeated("--target", targets), *repeated("--soc", socs)]
     flags += [*repeated("--store", [store]), *repeated("--reports", [reports])]
     return [*flags, *repeated("--executorch", [executorch or None])]
@@ -342,7 +345,7 @@ def selection_flags(
 
 @contextmanager
 def folded(title: str, line: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """Print a heading above a stage's output; on GitHub one that folds."""
+    """Print a heading above a stage's output; on GitHub, the output folds under it."""
     if _on_github(environ):
         _print(command("group", f"{title}: {line}"))
     else:

@@ -1,8 +1,7 @@
-"""`github`: the logic of the workflows and actions under .github/, which hold none themselves.
+"""`github`: the logic of the workflows and actions under .github/, which contain none themselves.
 
 Inputs arrive in the environment, where no shell reads them. Outputs go to the files that GITHUB_OUTPUT,
-GITHUB_ENV and GITHUB_STEP_SUMMARY name.
-"""
+GITHUB_ENV and GITHUB_STEP_SUMMARY name."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ PARTS = {
         "write it into the one comment of the pull request, after the run that uploaded it",
     ),
 }
-"""Each a function of its name in this module."""
+"""Maps each part, which is a function of this name, to its module and its summary."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,5 @@
-"""`adopt`: write what gates a repository's models on GitHub: the workflow of the gate, the one that comments,
-and Dependabot's entry, which keeps both current."""
+"""`adopt`: write the files that gate a repository's models on GitHub: the gate's workflow, the one that
+comments, and Dependabot's entry, which keeps both current."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ GATE, COMMENT, DEPENDABOT = (
 )
 FILES = MANIFESTS / "adopt"
 USUAL = ("models.toml", "ci/models.toml", "tests/models.toml")
-"""Suites that are looked for where none is named."""
+"""The suites to look for if the user names none."""
 
 JOBS = 4
-"""At most so many compile, as manifests/gate.toml says."""
+"""At most this many jobs compile, as manifests/gate.toml says."""
 CORES = 2
 SETUP_SECONDS = 150.0
-"""Until a new runner with two cores compiles its first model: tools, packages of 1.8 GB, QNN, the runner."""
+"""A new runner with two cores needs this long before it compiles its first model: tools, packages of 1.8 GB,
+QNN, the runner."""
 UNCHANGED = 0.35
-"""Of the work, what is done where nothing changed: models are exported, and their outputs judged."""
+"""The share of the work that is done even if nothing changed: models are exported, and their outputs
+judged."""
 OTHER_JOBS = 3
-"""plan, report and verdict, of less than a minute each."""
+"""The jobs plan, report and verdict, each of which takes less than a minute."""
 USD_PER_MINUTE = 0.006
-"""What GitHub asks for a private repository's Linux runner with two cores, since January 2026."""
+"""GitHub's price for a private repository's Linux runner with two cores, since January 2026."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -99,13 +101,13 @@ def _found(top: Path) -> Iterator[Path]:
 @dataclass(frozen=True, slots=True)
 class Adoption:
     suites: Sequence[str]
-    """As paths of the repository."""
+    """The paths of the suites in the repository."""
     socs: Sequence[str]
     branch: str
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody knows where this copy of the toolkit is."""
+        """Whether the origin of this copy of the toolkit is unknown."""
         return PLACEHOLDER in self.texts()[GATE] or "@COMMIT" in self.texts()[GATE]
 
     def texts(self) -> dict[str, str]:
@@ -138,8 +140,8 @@ RENEWS_ACTIONS = re.compile(r"""package-ecosystem:\s*["']?github-actions""")
 
 
 def _write(path: Path, name: str, text: str) -> bool:
-    """Write a file that is not there, and say so; show how one that is there differs. Returns whether the
-    repository has now what it needs."""
+    """Write a file that does not exist, and say so; show how an existing one differs. Returns whether the
+    repository now has what it needs."""
     try:
         before = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -158,7 +160,7 @@ def _write(path: Path, name: str, text: str) -> bool:
 
 
 def _jobs(suites: Sequence[Path], selection: Selection) -> Iterator[Job]:
-    """What is compiled, and how long one core takes for it."""
+    """The work on each program of the suites, with the time that it takes on one core."""
     from ci.lanes.registry import lane_named
     from ci.suite.options import Choice
     from ci.suite.suite_file import lanes_of
@@ -169,7 +171,7 @@ def _jobs(suites: Sequence[Path], selection: Selection) -> Iterator[Job]:
 
 
 def costs_of(jobs: Sequence[Job]) -> str:
-    """Minutes and money of a pull request, by the sizes of its jobs."""
+    """Estimate the minutes and the money of a pull request from the work of its jobs."""
     cold, warm = billed(jobs, 1.0), billed(jobs, UNCHANGED)
     prices = [f"{minutes * USD_PER_MINUTE:.2f}" for minutes in (cold, warm)]
     return (
@@ -180,7 +182,7 @@ def costs_of(jobs: Sequence[Job]) -> str:
 
 
 def billed(jobs: Sequence[Job], share: float) -> int:
-    """GitHub bills each job by whole minutes."""
+    """The minutes that GitHub bills for this share of the work: each job is billed by whole minutes."""
     from ci.github.matrix import matrix_of
 
     compiling = len(matrix_of(jobs, JOBS, ())["include"])

@@ -1,9 +1,10 @@
-"""What became worse: found by the gate's last job, and later written into the pull request's one comment.
+"""Comment on what became worse: the gate's last job finds it, and another workflow writes it into the pull
+request's one comment.
 
-The comment is written by a job that may write and runs nothing of the pull request. Whoever opens one decides
-what its jobs upload. So of each call of the gate only one small file is taken, which has to fit its schema.
-Which pull request it is, which commit and how the run ended are GitHub's own event.
-"""
+The comment is written by a job that may write and runs nothing of the pull request. Anyone who opens a
+pull request decides what its jobs upload. Therefore the job takes only one small file from each call of
+the gate, which must match its schema. The pull request, the commit and how the run ended come from
+GitHub's own event."""
 
 from __future__ import annotations
 
@@ -40,17 +41,17 @@ from provisioning.base.rendering import plural
 
 FILE = "comment.json"
 ARTIFACT = "qnn-ci-comment"
-"""Begins the name of each call's artifact."""
+"""The name of each call's artifact begins with this."""
 
 MOST_CALLS = 20
-"""Of the gate, in one run."""
+"""One run may have at most this many calls of the gate."""
 
 AUTHOR = "github-actions[bot]"
-"""Whose comments a workflow's token writes. Others may begin like ours."""
+"""A workflow's token writes comments as this user. Comments of others may begin like ours."""
 
 MARK = re.compile(r"<!-- qnn-ci run=(\d{1,18}) attempt=(\d{1,9}) -->")
 LONGEST = 60_000
-"""GitHub takes 65,536 characters."""
+"""A comment has at most this many characters; GitHub takes 65,536."""
 
 MOST_PAGES = 30
 ANSWER_SECONDS = 20.0
@@ -59,16 +60,16 @@ PERMISSIONS = "give the job `actions: read` and `pull-requests: write`, and gate
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
-    """The run that has ended, as GitHub's event has it."""
+    """The run that has ended, as GitHub's event describes it."""
 
     id: int
     number: int
-    """Counts the runs of its workflow."""
+    """The number of the run among those of its workflow."""
     attempt: int
     conclusion: str
     commit: str
     head: int
-    """The repository that the commit is in, which may be a fork."""
+    """The id of the repository that the commit is in, which may be a fork."""
     owner: str
     branch: str
 
@@ -78,7 +79,7 @@ class GateRun:
 
 
 class Api:
-    """GitHub's API for one repository."""
+    """Calls GitHub's API for one repository."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         import requests
@@ -113,7 +114,7 @@ class Api:
             raise UpstreamError(f"GitHub's API, {method} {path}: {type(error).__name__}") from error
 
     def download(self, path: str) -> bytes:
-        """Raises CheckFailed for more than MOST_BYTES."""
+        """Download a file. Raises CheckFailed if it has more than MOST_BYTES."""
         import requests
 
         try:
@@ -185,7 +186,8 @@ def comment(environ: Mapping[str, str]) -> int:
 
 
 def run_of(environ: Mapping[str, str]) -> GateRun | None:
-    """None if the run was not of a pull request, or of one whose repository is gone."""
+    """The run of the event; None if it was not of a pull request, or if the repository of the pull request is
+    gone."""
     if environ.get("GITHUB_EVENT_NAME") != "workflow_run":
         raise UsageError(
             "this job runs on `workflow_run` alone", fix="copy the caller of comment.yml from docs/github.md"
@@ -210,14 +212,16 @@ def run_of(environ: Mapping[str, str]) -> GateRun | None:
 
 
 def is_of(run: GateRun, pull: Any) -> bool:
-    """Whether the run's commit is the head of this pull request: not one that has got newer commits since."""
+    """Whether the run's commit is the head of this pull request. It is not if the pull request has newer
+    commits."""
     head = pull["head"]
     at = head["repo"] is not None and head["repo"]["id"] == run.head and head["sha"] == run.commit
     return bool(at and pull["state"] == "open")
 
 
 def uploaded(run: GateRun, api: Api) -> Changes | None:
-    """What the run says; None if it says nothing. Raises CheckFailed for anything but our own form."""
+    """The changes that the run uploaded; None if it uploaded none. Raises CheckFailed if the file is not in
+    our format."""
     newest: dict[str, int] = {}
     for row in pages(f"actions/runs/{run.id}/artifacts", api, "artifacts"):
         name, number = str(row["name"]), int(row["id"])
@@ -231,7 +235,7 @@ def uploaded(run: GateRun, api: Api) -> Changes | None:
 
 
 def read(archive: bytes) -> Changes:
-    """The one file of the archive."""
+    """Read the only file of the archive."""
     try:
         with zipfile.ZipFile(BytesIO(archive)) as files:
             (info,) = files.infolist()
@@ -257,7 +261,7 @@ def read(archive: bytes) -> Changes:
 
 
 def together(calls: Sequence[Changes]) -> Changes:
-    """Of several calls of the gate, whose programs are different ones."""
+    """Add up the changes of several calls of the gate, which have different programs."""
     worst_first = sorted((row for changes in calls for row in changes.changes), key=rank)
 
     def total(counts: Iterable[int]) -> int:
@@ -274,7 +278,8 @@ def together(calls: Sequence[Changes]) -> Changes:
 
 
 def text_of(comparison: Changes | None, run: GateRun, place: str) -> str:
-    """The comment. Of the file it has numbers, words of ours, and names through `code`."""
+    """Write the text of the comment. From the file it takes numbers, words of ours, and names, which go
+    through `code`."""
     mark = "✅" if run.conclusion == "success" else "❌"
     sentence = summary_of(comparison) if comparison else "It says nothing of programs."
     lines = [
@@ -315,8 +320,8 @@ def summary_of(changes: Changes) -> str:
 
 
 def write(pull: int, run: GateRun, text: str, api: Api, *, begin: bool) -> None:
-    """Write the comment, unless a later run has; `begin` one where there is none. comment.yml lets one run of
-    a pull request write at a time."""
+    """Write the comment, unless a later run already has; `begin` one if there is none. comment.yml lets one
+    run of a pull request write at a time."""
     newest = max(ours(pull, api), default=None)
     if newest is None:
         if begin:
@@ -332,7 +337,7 @@ def write(pull: int, run: GateRun, text: str, api: Api, *, begin: bool) -> None:
 
 
 def ours(pull: int, api: Api) -> Sequence[tuple[tuple[int, int], int]]:
-    """The age of the run that wrote it, and the comment's number."""
+    """The comments that we wrote: the age of the run that wrote each, and the comment's number."""
     comments = []
     for row in pages(f"issues/{pull}/comments", api):
         mark = MARK.match(row["body"] or "")
@@ -342,7 +347,7 @@ def ours(pull: int, api: Api) -> Sequence[tuple[tuple[int, int], int]]:
 
 
 def pages(path: str, api: Api, key: str = "") -> Iterator[Any]:
-    """The rows of all pages of a list, which is below `key` of each answer."""
+    """Yield the rows of all pages of a list, which is under `key` in each answer."""
     for page in range(1, MOST_PAGES + 1):
         answer = api("GET", path, per_page=100, page=page)
         rows = answer[key] if key else answer

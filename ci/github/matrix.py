@@ -1,4 +1,4 @@
-"""`matrix`: the suite as the JSON of a CI matrix, in shards of equal length."""
+"""`matrix`: print the suite as the JSON of a CI matrix, in shards of equal length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLES = """\
 """
 
 WORTH_A_JOB = 90
-"""Seconds of work: less does not pay for one more machine, which takes a minute to be ready."""
+"""Less work than this many seconds is not worth one more machine, which takes a minute to be ready."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
 def matrix_for(
     args: argparse.Namespace, environ: Mapping[str, str], choice: Choice, flags: Sequence[str]
 ) -> dict[str, list[dict[str, object]]]:
-    """The matrix of these suites, or of the shipped one; the jobs get the flags."""
+    """The matrix of these suites, or of the shipped one; `flags` are passed to the jobs."""
     jobs = lane_named(lane_to_split(choice.suites)).lane.chosen_jobs(choice, selection_of(args, environ))
     return matrix_of(jobs, args.shards, flags)
 
 
 def lane_to_split(suites: Sequence[Path]) -> str:
-    """The lane whose programs the jobs share: of suites with several, the first of the registry."""
+    """The lane whose programs the jobs share: if the suites have several, the first of the registry."""
     from ci.suite.suite_file import lanes_of
 
     names = {name for suite in suites for name in lanes_of(suite)}
@@ -75,12 +75,12 @@ def lane_to_split(suites: Sequence[Path]) -> str:
 
 
 def from_here(path: Path) -> str:
-    """From the folder in which the command was typed."""
+    """The path relative to the folder in which the command was typed."""
     return os.path.relpath(path, Parser.user_folder().absolute())
 
 
 def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[str, list[dict[str, object]]]:
-    """One entry for each shard with programs; `arguments` follow the session's `--`."""
+    """Return one entry for each shard that has programs; `arguments` are those after the session's `--`."""
     worth = math.ceil(sum(job.seconds for job in jobs) / WORTH_A_JOB)
     count = min(shards, len(jobs), max(1, worth))
     include: list[dict[str, object]] = []

@@ -40,11 +40,11 @@ from provisioning.base.stage_run import RUN
 
 OCCASIONS = ("gate", "nightly")
 EXECUTORCH = "executorch"
-"""The lane of our shipped suite that pull requests run."""
+"""Pull requests run this lane of our shipped suite."""
 
 WORTH_A_JOB = 1200
-"""Seconds of one core's work: less does not pay for one more runner of two cores, which takes minutes to be
-ready and is billed for them."""
+"""Less than this many seconds of one core's work are not worth one more runner of two cores, which takes
+minutes to be ready and is billed for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +53,27 @@ class Caller:
 
     profile: str
     executorch: bool = False
-    """Whether it is a checkout of ExecuTorch."""
+    """Whether the repository is a checkout of ExecuTorch."""
     is_self: bool = True
-    """Whether it is this one."""
+    """Whether the repository is this one."""
     suites: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By lane, the caller's suites that have programs of it, as paths from its root."""
+    """Maps a lane to the caller's suites that have programs of it, as paths from the repository's root."""
     source: Path = ROOT
-    """Where it is checked out."""
+    """The folder where the repository is checked out."""
     tags: tuple[str, ...] = ()
     socs: str = ""
     shards: int = 0
-    """At most so many jobs for a stage of its suite, in place of the table's number."""
+    """The most jobs for a stage of its suite, in place of the table's number."""
     minutes: int = 0
-    """After which a job of its suite ends, in place of the table's number."""
+    """The minutes after which a job of its suite ends, in place of the table's number."""
     work: tuple[str, ...] = ()
-    """The flags of how the programs of its suite are worked on."""
+    """The flags for work on the programs of its suite."""
     call: str = ""
-    """Names this call of the gate: another one in the same workflow has another name."""
+    """The name of this call of the gate; another call in the same workflow has another name."""
 
     def lanes_of(self, row: CiJob) -> Sequence[str]:
-        """The lanes whose programs a job of this row runs of the caller's suites, or of our shipped one."""
+        """The lanes whose programs a job of this row runs, from the caller's suites or from our shipped
+        one."""
         if row.stage == GATE:
             return [*(self.suites or (EXECUTORCH,))] if row.suite else []
         head = lanes_by_stage().get(row.stage)
@@ -80,11 +81,11 @@ class Caller:
         return [head.name] if head and has_suite else []
 
     def suites_of(self, row: CiJob) -> list[str]:
-        """The caller's suites that the row runs; none if it runs one of ours."""
+        """The caller's suites that the row runs; empty if it runs one of ours."""
         return list(dict.fromkeys(file for lane in self.lanes_of(row) for file in self.suites.get(lane, ())))
 
     def missing_input(self, row: CiJob) -> str:
-        """What the row needs and this repository does not give; empty if it gives all."""
+        """The input that the row needs and this repository does not give; empty if none is missing."""
         if row.executorch and not self.executorch:
             return "the input executorch"
         if row.profiles and self.profile not in row.profiles:
@@ -92,7 +93,8 @@ class Caller:
         return ""
 
     def has(self, row: CiJob) -> bool:
-        """Whether the row is about this repository: another one has those of its suites and of its tree."""
+        """Whether the row applies to this repository. A repository other than ours has the rows of its suites
+        and of its tree."""
         if self.is_self:
             return True
         if row.executorch:
@@ -105,24 +107,25 @@ INPUTS = (
     *("GATE_REQUIREMENTS", "EXECUTORCH", "RUNS_ON", "PREPARE", "VARIABLES", "JOBS", "TIMEOUT"),
     "UNRELATED",
 )
-"""What a call of gate.yml says of its work, in variables QNN_CI_…"""
+"""The inputs of gate.yml that describe the work of a call. They are variables named QNN_CI_…"""
 
 LEAST_MINUTES = 10
-"""A new runner takes up to five until the first model is compiled."""
+"""A job needs at least this many minutes: a new runner takes up to five before its first model is
+compiled."""
 MOST_MINUTES = 6 * 60
-"""GitHub ends a job of its own runners then."""
+"""GitHub ends a job of its own runners after this many minutes."""
 MOST_SECONDS = MOST_MINUTES * 60
 
 NO_RUNNER = re.compile(r"(?:windows|macos)(?:\W.*)?|(?:.*\W)?(?:arm64|arm|aarch64)", re.IGNORECASE)
-"""The label of a runner with a system or a processor that QNN's compiler does not run on."""
+"""Matches the label of a runner whose system or processor QNN's compiler does not support."""
 
 MOST_LISTED = 100
-"""Of unrelated files."""
+"""At most this many unrelated files are listed."""
 READABLE = 60
-"""At most so many characters of a call's name are for people."""
+"""The readable part of a call's name has at most this many characters."""
 
 Lengths = Callable[[str, Sequence[Path], Sequence[str], Caller], Sequence[Job]]
-"""The work of a lane on the programs of these suites with these tags, as expected."""
+"""Returns the expected work of a lane on the programs of these suites with these tags."""
 
 
 def lengths_of(lane: str, suites: Sequence[Path], tags: Sequence[str], caller: Caller) -> list[Job]:
@@ -139,8 +142,8 @@ def lengths_of(lane: str, suites: Sequence[Path], tags: Sequence[str], caller: C
 
 
 def plan(environ: Mapping[str, str], lengths: Lengths = lengths_of) -> int:
-    """Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_UNRELATED, QNN_CI_STAGES,
-    and what `caller_of` reads."""
+    """Plan the jobs. Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_UNRELATED,
+    QNN_CI_STAGES, and what `caller_of` reads."""
     table = gate_table()
     occasion = environ.get("QNN_CI_OCCASION") or "gate"
     if occasion not in OCCASIONS:
@@ -181,7 +184,7 @@ def plan(environ: Mapping[str, str], lengths: Lengths = lengths_of) -> int:
 
 
 def unrelated_changes(environ: Mapping[str, str], occasion: str, base: str) -> list[str]:
-    """The files that the calling repository's change has, if all are of QNN_CI_UNRELATED; else none."""
+    """The changed files of the calling repository if QNN_CI_UNRELATED matches all of them; else none."""
     patterns = _several(environ, "QNN_CI_UNRELATED")
     if not patterns or occasion == "nightly":
         return []
@@ -210,7 +213,7 @@ def report_of(job: Mapping[str, object]) -> str:
 
 
 def programs_of(rows: Iterable[CiJob], occasion: str, caller: Caller) -> dict[str, list[str]]:
-    """By stage: the programs that the rows' jobs have to come to a verdict on."""
+    """Maps a stage to the programs for which the rows' jobs must reach a verdict."""
     programs: dict[str, list[str]] = {}
     for row in rows:
         for lane in caller.lanes_of(row):
@@ -222,16 +225,16 @@ def programs_of(rows: Iterable[CiJob], occasion: str, caller: Caller) -> dict[st
 
 
 def names_of(lane: str, suites: Sequence[str], tags: Sequence[str], caller: Caller) -> list[str]:
-    """Of the programs that a stage of this lane chooses, as it chooses them."""
+    """The names of the programs that a stage of this lane chooses."""
     socs = [chip_named(soc) for soc in caller.socs.split(",") if soc]
     files = [caller.source / suite for suite in suites]
     return lane_named(lane).suites.program_names(files, socs, caller.profile, tags)
 
 
 def caller_of(environ: Mapping[str, str]) -> Caller:
-    """Read QNN_CI_PROFILE, QNN_CI_SOC, QNN_CI_TAGS, QNN_CI_SUITE (paths in the calling repository, which is
-    the workspace's folder QNN_CI_SOURCE), and as `true` or not QNN_CI_OWN (the calling repository is this
-    one) and QNN_CI_EXECUTORCH (it is a checkout of ExecuTorch)."""
+    """Describe the caller by QNN_CI_PROFILE, QNN_CI_SOC, QNN_CI_TAGS, QNN_CI_SUITE (paths in the calling
+    repository, which is the workspace's folder QNN_CI_SOURCE), and the flags QNN_CI_OWN (`true`: the calling
+    repository is this one) and QNN_CI_EXECUTORCH (`true`: it is a checkout of ExecuTorch)."""
     source = source_of(environ)
     suites: dict[str, list[str]] = {}
     for name in _several(environ, "QNN_CI_SUITE"):
@@ -287,7 +290,7 @@ def _number(environ: Mapping[str, str], variable: str, name: str, least: int, mo
 
 
 def submodule_of(name: str, source: Path) -> str:
-    """The submodule of the repository that a file of this name is in; empty if it is in none."""
+    """The submodule of the repository that has a file of this name; empty if none does."""
     try:
         text = (source / ".gitmodules").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -310,7 +313,8 @@ def refuse_runners(text: str) -> None:
 
 
 def call_name(environ: Mapping[str, str]) -> str:
-    """Readable at first, then a digest of all inputs that two calls of the gate can differ in."""
+    """A name that begins with readable words and ends with a digest of all inputs in which two calls of the
+    gate can differ."""
     values = [_several(environ, f"QNN_CI_{name}") for name in INPUTS]
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()[:8]
     suites = [Path(suite).stem for suite in _several(environ, "QNN_CI_SUITE")]
@@ -340,7 +344,7 @@ def choose(
     *,
     explicit: bool = False,
 ) -> tuple[dict[str, CiJob], dict[str, str]]:
-    """The rows to run, and for every row about this repository the reason why it runs or not.
+    """Return the rows to run, and for every row about this repository the reason why it runs or not.
 
     `changes` is None if it is not known. A row that the caller names runs on any occasion and in any
     repository; if it cannot, that is an error."""
@@ -381,7 +385,7 @@ def choose(
 
 
 def merge(choice: dict[str, CiJob], reasons: dict[str, str]) -> None:
-    """One job where several would each set up a runner for the same work."""
+    """Leave out rows whose work another chosen row does, so that a single job sets up a runner for it."""
     for name, row in list(choice.items()):
         for loser in row.replaces:
             if choice.pop(loser, None):
@@ -391,7 +395,7 @@ def merge(choice: dict[str, CiJob], reasons: dict[str, str]) -> None:
 def jobs_of(
     name: str, row: CiJob, caller: Caller, occasion: str, lengths: Lengths
 ) -> Iterator[dict[str, Metric]]:
-    """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
+    """Yield the entries of gate.yml's matrix for this row: one job, or one for each shard."""
     lanes, suites, tags = caller.lanes_of(row), caller.suites_of(row), tags_of(row, occasion, caller)
     if lanes:
         # The gate's `provision` would take the components of all targets, and only one lane needs the runner.
@@ -422,7 +426,8 @@ def jobs_of(
 
 
 def shards_of(lanes: Sequence[str], most: int, caller: Caller, tags: Sequence[str], lengths: Lengths) -> int:
-    """As many jobs as the work is worth, and no more than a lane has programs for: none is empty."""
+    """The number of jobs that the work is worth, but no more than a lane has programs for, so that no job is
+    empty."""
     jobs = [
         lengths(lane, [caller.source / suite for suite in caller.suites.get(lane, ())], tags, caller)
         for lane in lanes
@@ -432,7 +437,7 @@ def shards_of(lanes: Sequence[str], most: int, caller: Caller, tags: Sequence[st
 
 
 def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
-    """The name and the arguments of each job."""
+    """Return the name and the arguments of each job."""
     if shards <= 1:
         return [("", arguments)]
     names = [f"{index}/{shards}" for index in range(1, shards + 1)]
@@ -440,20 +445,20 @@ def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
 
 
 def artifact_name(*parts: str) -> str:
-    """In the characters that every system takes in a file's name."""
+    """Join the parts in characters that every system accepts in a file's name."""
     return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
 
 
 def tags_of(row: CiJob, occasion: str, caller: Caller) -> Sequence[str]:
-    """A caller's suite runs in full, unless it names tags. Of ours the gate and pull requests run the quick
-    programs."""
+    """The tags to run. A caller's suite runs in full, unless the caller names tags. The gate and pull
+    requests run only the quick programs of our suite."""
     quick = not caller.suites and (occasion == "gate" or row.stage == GATE)
     return caller.tags or (("pr",) if quick else ())
 
 
 def changed_files(base: str, repository: Path = ROOT) -> list[str] | None:
-    """The files that were committed since the common ancestor with a commit, are changed in the checkout, or
-    are new there; None if that is not known, as for a branch's first push."""
+    """Return the files that were committed since the common ancestor with a commit, are changed in the
+    checkout, or are new there; None if that is not known, as for a branch's first push."""
     if not base.strip("0"):
         return None
     try:

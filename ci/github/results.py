@@ -1,8 +1,9 @@
-"""The cached results that jobs of gate.yml take from GitHub's cache, and give to the one job that saves them.
+"""Jobs of gate.yml take cached results from GitHub's cache, and give those that they used to the one job that
+saves them.
 
-What they restore has the name that GitHub's list of the default branch's caches says, and the digest of its
-content is in that name. A cache of another scope, such as an earlier commit of a pull request saves, has
-either another name or other bytes."""
+A restored cache has the name that GitHub lists for the default branch, and that name contains the digest of
+its content. A cache of another scope, such as one that an earlier commit of a pull request saved, has either
+another name or other bytes."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from provisioning.base.rendering import plural
 from provisioning.store.results import results_folder
 
 PREFIX = "qnn-ci-results-5-"
-"""Of the names of the caches. Raise the number when older results must not be reused."""
+"""The names of the caches begin with this. Raise the number when older results must not be reused."""
 KEY = re.compile(f"{PREFIX}([0-9a-f]{{64}})")
 FILE = "results.tar"
 RESTORED, GIVEN, OF_JOBS = "results-cache", "results-of-job", "results-of-jobs"
-"""Folders of the workspace: what the cache holds, what this job used, what all jobs used."""
+"""Folders of the workspace: what the cache has, what this job used, and what all jobs used."""
 STARTED = "job-started"
-"""A file of the store: what is older, this job did not use."""
+"""A file of the store: this job used no result that is older."""
 
 
 def find_results(environ: Mapping[str, str]) -> int:
@@ -59,7 +60,7 @@ def find_results(environ: Mapping[str, str]) -> int:
 
 
 def take_results(environ: Mapping[str, str]) -> int:
-    """Put the restored results into the store, if QNN_CI_RESULTS has their digest."""
+    """Put the restored results into the store, if their digest is in QNN_CI_RESULTS."""
     workspace, top = Path(environ.get("GITHUB_WORKSPACE", "")), results_folder(store_of(environ))
     taken = take(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
     sys.stdout.write(f"{plural(taken.results, 'cached result')} of the default branch\n")
@@ -69,7 +70,8 @@ def take_results(environ: Mapping[str, str]) -> int:
 
 
 def take(archive: Path, key: str, top: Path) -> Unpacked:
-    """Nothing is taken of an archive that is not the one of this name: work is done again then."""
+    """Take the results of the archive, but only if it is the one of this name; otherwise work is done
+    again."""
     name = KEY.fullmatch(key)
     if name is None or not archive.exists():
         return Unpacked()

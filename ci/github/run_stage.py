@@ -53,7 +53,7 @@ def annotate(report: Report, environ: Mapping[str, str]) -> None:
 
 
 def append(variable: str, text: str, environ: Mapping[str, str]) -> None:
-    """Append to the file that the variable names; nothing outside GitHub."""
+    """Append to the file that the variable names; outside GitHub, do nothing."""
     if name := environ.get(variable):
         write_named(Path(name), text, append=True, fix=f"unset {variable} to run outside GitHub")
 
@@ -62,24 +62,25 @@ def append(variable: str, text: str, environ: Mapping[str, str]) -> None:
 
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "env"})
-"""Sessions that write no report: theirs is made from their exit code."""
+"""These sessions write no report; one is made from their exit code."""
 
 OF_A_VERB = frozenset({"lab"})
-"""Sessions whose first argument is the verb, which writes the report."""
+"""The first argument of these sessions is the verb, and the verb writes the report."""
 
 OF_THE_JOB = ("GITHUB_", "RUNNER_")
-"""Variables of the job that would change what the tests see."""
+"""Variables of the job that begin with these would change what the tests see."""
 
 SECRETS = ("HF_TOKEN", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
-"""Of gate.yml: empty in a pull request of a fork, which is no value."""
+"""Secrets of gate.yml: in a pull request of a fork they are empty, which counts as not set."""
 
 ANNOTATE_THEMSELVES = frozenset({"gate", "report"})
-"""Sessions that write annotations and a summary themselves."""
+"""These sessions write annotations and a summary themselves."""
 
 
 def stage(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_STAGE, QNN_CI_AS_ROOT (`true`), QNN_CI_FOLDER (of the workspace, in which paths begin),
-    QNN_CI_ARGUMENTS and QNN_CI_VARIABLES. The last two are split as a shell would, but never run by one."""
+    """Run a session. Read QNN_CI_STAGE, QNN_CI_AS_ROOT (`true`), QNN_CI_FOLDER (a folder of the workspace, in
+    which paths begin), QNN_CI_ARGUMENTS and QNN_CI_VARIABLES. The last two are split as a shell would, but
+    never run by one."""
     stage = environ.get("QNN_CI_STAGE", "")
     if not stage.replace("_", "").isalnum():
         raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", fix="`nox -l` lists them")
@@ -147,7 +148,7 @@ def unfinished(name: str, call: str) -> Report:
 
 
 def as_root(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The command for root, with these variables: sudo passes on none."""
+    """Return the command to run as root, with these variables: sudo passes none on."""
     with_variables = ["env", *(f"{name}={value}" for name, value in environ.items()), *command]
     if os.geteuid() == 0:
         return with_variables
@@ -182,7 +183,7 @@ def variables_of(text: str) -> dict[str, str]:
 
 
 def reports_of(environ: Mapping[str, str]) -> Path:
-    """QNN_CI_REPORTS, else a folder of the workspace, which later steps can upload."""
+    """The folder QNN_CI_REPORTS, else a folder of the workspace, which later steps can upload."""
     if folder := environ.get("QNN_CI_REPORTS"):
         return Path(folder).absolute()
     return Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()) / "reports"

@@ -1,4 +1,4 @@
-"""Provision what setup-qnn selects, and export its environment to later steps."""
+"""Provision the components that setup-qnn selects, and export their environment to later steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "AND
 
 @dataclass(frozen=True, slots=True)
 class SetupInputs:
-    """The inputs of setup-qnn and setup-ndk, from the environment."""
+    """The inputs of setup-qnn and setup-ndk, read from the environment."""
 
     profile: str
     components: tuple[str, ...]
@@ -56,7 +56,7 @@ class SetupInputs:
 
 
 def store_of(environ: Mapping[str, str]) -> Path:
-    """QNN_CI_STORE, else a folder of the job."""
+    """The folder QNN_CI_STORE, else a folder of the job."""
     if not environ.get("QNN_CI_STORE") and (temp := environ.get("RUNNER_TEMP")):
         return Path(temp) / "qnn-ci-store"
     return store_path(None, environ)
@@ -112,7 +112,7 @@ def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> di
 
 
 def _component_outputs(component: str, selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
-    """A component without the SDK: export its root under the names that other tools know."""
+    """For a component without the SDK, export its root under the names that other tools know."""
     from provisioning.components import COMPONENT_VARIABLES
     from provisioning.manifest import load_profile
     from provisioning.store import EVERYTHING, Store

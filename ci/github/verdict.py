@@ -1,7 +1,8 @@
-"""The verdict of a run of gate.yml: each planned job and program has passed in a report of this run.
+"""Give the verdict of a run of gate.yml: it passes if each planned job and program has passed in a report of
+this run.
 
-A job's light alone is worth nothing: what overwrote its tools, or ended it early, may have left it green.
-"""
+The result that GitHub shows for a job proves nothing: a job whose tools were overwritten, or that ended
+early, may still be green."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ MISSING, RED = "verdict-missing", "verdict-red"
 SUCCESS = "success"
 NOT_RUN = "Not run: only unrelated paths"
 MOST_BYTES = 64 << 20
-"""Of the plan, unpacked."""
+"""The unpacked plan has at most this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
     artifact: str
-    """The one that it uploads its reports in."""
+    """The artifact in which the job uploads its reports."""
     report: str
     """The stage whose report has the outcome of the job."""
 
@@ -42,15 +43,15 @@ class PlannedJob:
 @dataclass(frozen=True, slots=True)
 class Planned:
     run: str
-    """The run and the attempt that the plan was made in, as RUN names them in reports."""
+    """The run and the attempt that made the plan, as RUN names them in reports."""
     jobs: Mapping[str, PlannedJob]
     programs: Mapping[str, Sequence[str]]
-    """By stage: the programs that its reports must have, whichever job each is in."""
+    """Maps a stage to the programs that its reports must have, no matter which job each is in."""
     unrelated: tuple[str, ...] = ()
-    """The files that the change has, where no job is planned because of that."""
+    """The changed files, if no job is planned because they affect none."""
 
     def packed(self) -> str:
-        """For a variable of a step: Linux takes at most 128 kB in one."""
+        """Encode the plan for a variable of a step: on Linux a variable has at most 128 kB."""
         import json
 
         return base64.b64encode(zlib.compress(json.dumps(as_json(self)).encode(), 9)).decode()
@@ -71,7 +72,7 @@ def unpacked(text: str) -> Planned:
 
 def verdict(environ: Mapping[str, str]) -> int:
     """Read QNN_CI_PLAN and QNN_CI_LIGHTS (how the job plan and all others ended, in GitHub's words),
-    QNN_CI_PLANNED (what plan put out) and QNN_CI_REPORTS (the folder with the artifacts of all jobs)."""
+    QNN_CI_PLANNED (the output of plan) and QNN_CI_REPORTS (the folder with the artifacts of all jobs)."""
     stage = StageRun("verdict", "", "", "gate.yml")
     ended, lights = environ.get("QNN_CI_PLAN", ""), environ.get("QNN_CI_LIGHTS", "")
     if ended != SUCCESS:
@@ -107,12 +108,12 @@ def not_run(unrelated: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 Problem = tuple[str, str, str, str]
-"""Rule, subject, message and fix of a finding."""
+"""The rule, subject, message and fix of a finding."""
 
 
 def problems(planned: Planned, folder: Path, run: str) -> Iterator[Problem]:
-    """`folder` has a folder for each artifact. `run` is the run and the attempt that the verdict is given in:
-    after `Re-run failed jobs` it is later than the plan's."""
+    """Yield the problems of the run. `folder` has a folder for each artifact. `run` is the run and the
+    attempt that gives the verdict: after `Re-run failed jobs` the attempt is later than the plan's."""
     own: dict[str, list[Report]] = {}
     for name, job in planned.jobs.items():
         try:
@@ -147,7 +148,8 @@ def problems(planned: Planned, folder: Path, run: str) -> Iterator[Problem]:
 
 
 def _report_beside(folder: Path, stage: str) -> Report | None:
-    """None where the job has none of this stage, or none that can be read: its programs are missing then."""
+    """Read the report of this stage. None if the job has none, or none that can be read: its programs are
+    then missing."""
     try:
         return report_in(folder / f"{stage}.json")
     except (OSError, ValueError):
@@ -158,7 +160,7 @@ _RUN = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
 def is_of_run(text: str, plan: str, now: str) -> bool:
-    """Whether a report is of the plan's run, of an attempt from the plan's to this one."""
+    """Whether a report is of the plan's run and of an attempt from the plan's to this one."""
     names = [_RUN.fullmatch(name) for name in (text, plan, now)]
     if not all(names):
         return False

@@ -1,4 +1,5 @@
-"""`audit`: how much of a model HTP takes at each precision, what stays on the CPU, why, and at what cost."""
+"""`audit`: show how much of a model HTP takes at each precision, what stays on the CPU, why, and at what
+cost."""
 
 from __future__ import annotations
 

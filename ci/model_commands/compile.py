@@ -1,4 +1,4 @@
-"""`compile`: one model to a program for the NPU, run on the emulator and compared with float."""
+"""`compile`: compile one model to a program for the NPU, run it on the emulator and compare it with float."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compile_model(lane: AnyModelLane, model: OneModel, suite: Path | None, history: History) -> int:
-    """Write a program for each chip; with `suite`, add the model to that suite too. What is in `history` is
-    not said again."""
+    """Write a program for each chip; with `suite`, add the model to that suite too. What `history` already
+    has is not printed again."""
     from ci.explain.explanation import explain_products
     from ci.one_model.into_suite import addition_of
     from ci.one_model.output import writing_into
@@ -74,7 +74,8 @@ def compile_model(lane: AnyModelLane, model: OneModel, suite: Path | None, histo
 def compile_precisions(
     lane: AnyModelLane, model: OneModel, precisions: Sequence[str | None], suite: Path | None
 ) -> int:
-    """Compile for each precision; of several, whatever becomes of the others, and say all in a table."""
+    """Compile for each precision. If there are several, a failure does not stop the others, and a table shows
+    all."""
     from ci.one_model.product import History
     from ci.work.schedule import sharing_templates
     from provisioning.base.units import aligned

@@ -1,7 +1,7 @@
-"""`divergence`: the operator whose output on the emulator is not the quantized model's.
+"""`divergence`: find the operator whose output on the emulator differs from the quantized model's.
 
-A program that hands out what all operators compute is tried first. That changes what the compiler fuses, and
-may repair what is searched: then each operator is the last one of a program of its own."""
+It first tries a program that returns the outputs of all operators. That changes what the compiler fuses, and
+may hide the error: then it compiles a program for each operator that ends there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def require_script(path: Path) -> None:
-    """Refuse to overwrite what is no script of this command."""
+    """Refuse to overwrite a file that this command did not write as a script."""
     from ci.explain.divergence import EXIT_CODES
 
     new = path.parent.is_dir() and not path.exists()
@@ -64,7 +64,8 @@ def require_script(path: Path) -> None:
 
 
 def find_divergence(model: OneModel, choice: Choice, script: Path | None, report: ModelReport) -> int:
-    """Search, say what was found and what to do next, and write the script if one is wanted."""
+    """Search for the operator, print what was found and what to do next, and write the script if the user
+    asks for one."""
     from ci.explain.divergence import as_text, fix_of
     from ci.work.plain import as_json
     from provisioning.known_faults import NO_FIX
@@ -92,7 +93,8 @@ def find_divergence(model: OneModel, choice: Choice, script: Path | None, report
 
 
 def search(model: OneModel, program: Program) -> DivergenceResult:
-    """Search for the operator. The error of a program that does not compile names what explains it."""
+    """Search for the operator. If a program does not compile, the error names the command that explains
+    it."""
     from ci.explain.divergence import DIFFERS_DB, DivergenceLimits
 
     thresholds = program.thresholds
@@ -114,7 +116,7 @@ def command_of(model: OneModel, verb: str, *more: str) -> str:
 
 
 def fix_of_trials(model: OneModel, program: Program, result: DivergenceResult) -> str:
-    """The fixes that helped. For a suite's program, the command that tries some."""
+    """The fixes that helped; for a suite's program, the command that tries some."""
     from ci.explain.cause import divergence_cause
     from ci.explain.lane import outcome_of
     from ci.explain.trials import try_fixes
@@ -135,7 +137,7 @@ def write_script(
     least: float,
     report: ModelReport,
 ) -> None:
-    """Write the operator with its inputs as a script, and say what it gives."""
+    """Write a script with the operator and its inputs, and print what it shows."""
 
     cut_out = model_lane(model).script_of(model, program, operator, least)
     script.write_text(cut_out.text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The net.onnx of `example`: it makes a picture eight times as wide and high. It moves enough bytes to have a
-forecast, and takes the emulator seconds.
+"""Write the net.onnx of `example`, a network that makes a picture eight times as wide and high. It moves
+enough bytes to have a forecast, and takes the emulator seconds.
 
-It is written as protobuf's bytes, by the field numbers of onnx.proto: the Python of `example` has no onnx.
-"""
+The file is written as bytes of protobuf, by the field numbers of onnx.proto: the Python of `example` has no
+onnx."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 Value = int | str | bytes
 INTS, TEXT = 7, 3
-"""Types of an attribute."""
+"""The numbers of two types of attributes."""
 FLOAT32 = 1
 
 
@@ -61,7 +61,7 @@ def _text(name: str, value: str) -> bytes:
 
 
 def _weights(name: str, shape: tuple[int, ...]) -> bytes:
-    """Random ones, which keep the size of what they multiply."""
+    """Make random weights that keep the size of what they multiply."""
     generator = random.Random(name)  # noqa: S311
     read = shape[1] * shape[2] * shape[3]
     return _tensor(name, shape, [generator.gauss(0, (2 / read) ** 0.5) for _ in range(shape[0] * read)])
@@ -78,7 +78,7 @@ def _value(name: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _message(*fields: tuple[int, Value]) -> bytes:
-    """Fields by number: a number as varint, a text or bytes with its length before it."""
+    """Encode fields by number: a number as varint, a text or bytes with its length before it."""
     parts = []
     for number, value in fields:
         if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""`forecast`: what a phone will take for one model, without a phone."""
+"""`forecast`: predict the time that one model takes on a phone, without a phone."""
 
 from __future__ import annotations
 

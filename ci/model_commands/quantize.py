@@ -1,5 +1,5 @@
-"""`quantize`: one model with its ranges and scales in it: an .onnx with QDQ nodes, or a quantized .pt2; with
---where, what each operator loses by it."""
+"""`quantize`: write one model with its ranges and scales in it: an .onnx with QDQ nodes, or a quantized .pt2;
+with --where, show what each operator loses by quantizing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`repair`: a model rewritten where known faults meet it, each rewrite proved, compiled, run and compared."""
+"""`repair`: rewrite a model where known faults affect it; each rewrite is proved, compiled, run and
+compared."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`run`: the outputs of a compiled program for the user's inputs, and how far they are from others; or what a
-language model says."""
+"""`run`: write the outputs of a compiled program for the user's inputs, and compare them with others; or
+print what a language model says."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_and_compare(model: OneModel, report: ModelReport) -> int:
-    """Run the program, write its outputs, and compare them where others are named."""
+    """Run the program, write its outputs, and compare them if the user names others."""
     from ci.one_model.output import as_text, compared, outputs_in, write
 
     options = model.options
@@ -69,7 +69,7 @@ def run_and_compare(model: OneModel, report: ModelReport) -> int:
 
 
 def _require_prompt(model: OneModel, prompt: str | None) -> None:
-    """Require a text of a language model, and of no other."""
+    """Require a prompt for a language model, and refuse one for any other."""
     if prompt and model.lane != CHECKPOINT:
         message = f"{prompt!r}: a text is for language models, and {model.typed} is none"
         raise UsageError(message, fix="--input FILE.npy names an input")

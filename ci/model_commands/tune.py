@@ -1,5 +1,5 @@
-"""`tune`: which operators of a model need the more exact of two precisions, so that a floor is held at the
-least cost."""
+"""`tune`: find the operators that need the more exact of two precisions, so that a limit is kept at the least
+cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = """\
 
 USUAL = ("8a8w", "16a8w")
 SAMPLES = 32
-"""That judge each program, where --inferences names no number."""
+"""This many samples judge each program, if --inferences names no number."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def goal_of(least: Floor | None, metric: str | None) -> Goal:
 
 
 def _write(result: Tuned, model: OneModel, report: ModelReport) -> int:
-    """Write which operators have which precision, if a mixture holds what it must."""
+    """Write the precision of each operator, if a mixture keeps the limits."""
     from ci.explain.tune import as_text, document, settings_of, wrong
     from ci.one_model.output import file_line, keep_origins, require_own, writing_into
     from ci.suite.suite_file import PRECISION_SUFFIX, precision_text

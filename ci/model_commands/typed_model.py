@@ -1,4 +1,4 @@
-"""MODEL of a command line: the flags of each lane's models, what is read from them, and what is refused.
+"""Read the model of a command line: the flags of each lane's models, their values, and what is refused.
 Imports nothing heavy."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRECISIONS: Mapping[str, Callable[[str], object]] = {
     PYTORCH.name: scheme_named,
     ONNX.name: precision_named,
 }
-"""By lane, what refuses a precision that is none."""
+"""Maps a lane to the function that refuses an unknown precision."""
 
 
 def heads_of_models() -> list[LaneHead]:
@@ -48,7 +48,7 @@ def heads_of_models() -> list[LaneHead]:
 
 
 def options_of(lane: LaneHead) -> type[ModelOptions]:
-    """What may be typed with the lane's models."""
+    """The options that the lane's models take."""
     return lane_named(lane.name).options
 
 
@@ -67,12 +67,12 @@ def lane_of(model: str | None, folder: Path, through: str = "") -> LaneHead:
 
 
 def through_of(args: argparse.Namespace, verb: str) -> str:
-    """What the user, or the verb itself, says of the lane."""
+    """The lane that the user's --through, or the verb itself, asks for."""
     return ONNX.environment if verb == FORECAST else getattr(args, "through", "")
 
 
 def kinds_of(verb: str) -> Mapping[str, type[ModelOptions]]:
-    """The options of each kind of models that the verb takes."""
+    """The options of each kind of model that the verb takes."""
     lanes = [lane for lane in heads_of_models() if verb in (COMPILE, RUN) or not lane.only_compiles]
     # Of a PyTorch model its export is forecast.
     lanes = [ONNX] if verb == FORECAST else lanes
@@ -87,14 +87,14 @@ def add_model(
     metavar: str = "MODEL",
     optional: bool = False,
 ) -> None:
-    """MODEL with all that the verb takes with it."""
+    """Add MODEL and all options that the verb takes with it."""
     parser.add_argument("model", metavar=metavar, help=help, nargs="?" if optional else None)
     add_options(parser, verb, kinds_of(verb))
     add_selection(parser)
 
 
 def one_model_of(args: argparse.Namespace, verb: str) -> OneModel:
-    """MODEL. Refuses what the verb does not take: kinds of models, and flags that this kind ignores."""
+    """Read MODEL. Refuses kinds of models that the verb does not take, and flags that this kind ignores."""
     lane, kinds = lane_of(args.model, Parser.user_folder(), through_of(args, verb)), kinds_of(verb)
     if not args.model and read_options(ModelOptions, args).lane == ONNX.environment:
         lane = ONNX
@@ -127,7 +127,7 @@ def one_model_of(args: argparse.Namespace, verb: str) -> OneModel:
 
 
 def check_model(args: argparse.Namespace, verb: str) -> None:
-    """Refuse what the words alone show to be wrong: a model, file, chip or precision that is not there."""
+    """Refuse what is wrong in the words alone: a model, file, chip or precision that does not exist."""
     model = one_model_of(args, verb)
     options, path = model.options, Parser.user_folder() / model.typed
     require_inputs(options.inputs)
@@ -151,5 +151,5 @@ def check_model(args: argparse.Namespace, verb: str) -> None:
 
 
 def model_lane(model: OneModel) -> AnyModelLane:
-    """The lane of the model, imported."""
+    """Import and return the lane of the model."""
     return lane_named(model.lane.name).model_lane

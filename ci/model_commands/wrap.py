@@ -1,4 +1,4 @@
-"""`wrap`: a QNN context binary, such as AI Hub's, as an ExecuTorch program."""
+"""`wrap`: turn a QNN context binary, such as AI Hub's, into an ExecuTorch program."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One model of a command line: its flags, its lane, and what is written and said of it."""
+"""The model of a command line: its flags, its lane, its output and its report."""

@@ -1,6 +1,6 @@
-"""The time that a program will take on a phone: QNN's own estimate for another chip, by constants that were
-fitted to what real phones measured (manifests/forecast.toml names the phones). A forecast is no
-measurement, and says so."""
+"""Forecast the time that a program takes on a phone: QNN's own estimate for another chip, scaled by constants
+that were fitted to measurements of real phones (manifests/forecast.toml names the phones). A forecast is not
+a measurement, and says so."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from provisioning.sources import Sha256, Version
 
 MANIFEST = MANIFESTS / "forecast.toml"
 PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}
-"""By our names, AI Hub's."""
+"""Maps our names of precisions to AI Hub's."""
 
 
 class HubWheel(Model):
-    """The wheel with what phones measured."""
+    """The wheel with the times that phones measured."""
 
     version: Version
     filename: str
@@ -38,9 +38,9 @@ class HubWheel(Model):
 class Phone(Model):
     soc: str
     device: str
-    """Its name in the wheel."""
+    """The name of the phone in the wheel."""
     newer: tuple[str, ...] = ()
-    """Our precisions in which the newer chip's estimate counts as well."""
+    """Our precisions for which the estimate of the newer chip counts as well."""
 
 
 class Forecasts(Model):
@@ -48,7 +48,7 @@ class Forecasts(Model):
     chip: str
     newer: str
     runtime: str
-    """Of the wheel's rows that are fitted to."""
+    """The fit uses the wheel's rows with this runtime."""
     wheel: HubWheel
     phones: dict[str, Phone]
 
@@ -62,7 +62,7 @@ class Forecasts(Model):
         raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)
 
     def chips(self, precision: str, phones: Collection[str]) -> tuple[str, ...]:
-        """Of which forecasts for these phones need an estimate, each a compile."""
+        """The chips whose estimates forecasts for these phones need; each estimate takes a compile."""
         both = any(precision in self.phones[phone].newer for phone in phones)
         return (self.chip, self.newer) if both else (self.chip,)
 
@@ -78,12 +78,13 @@ def load_forecasts() -> Forecasts:
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
 ON_A_PHONE = Fix("measure it on a phone: {}", ("run_device", "--inputs", "FILES"))
 UNFAMILIAR = 0.1
-"""Above this share of operators that no fitted model has, a model is of another kind than they."""
+"""If more than this share of its operators is in no fitted model, a model is too different for a forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Multiplications of its layers, and how many numbers its weights and the values between nodes have."""
+    """The number of multiplications in a model's layers, of its weights, and of the values between its
+    nodes."""
 
     macs: int
     weights: int
@@ -92,25 +93,25 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QnnEstimates:
-    """What QNN says that a model will take."""
+    """QNN's estimates of the time that a model takes."""
 
     build_id: str
     estimates: Mapping[str, QnnEstimate]
-    """By chip."""
+    """Maps a chip to its estimate."""
     refused: Mapping[str, str]
-    """Why a chip has none."""
+    """Maps a chip without an estimate to the reason."""
     operators: Mapping[str, int]
     size: ModelSize
     cpu_seconds: float = 0.0
-    """What asking took."""
+    """The processor seconds that it took to get the estimates."""
 
     @property
     def lower(self) -> dict[str, float]:
-        """By chip, in microseconds: of the three estimates, phones follow the lower one best."""
+        """Maps a chip to the lowest of its three estimates in microseconds, which phones follow best."""
         return {chip: float(estimate.least_us) for chip, estimate in self.estimates.items()}
 
     def unsound(self, chips: Collection[str]) -> str:
-        """What the estimates themselves lack; empty if nothing."""
+        """What is missing in the estimates of these chips; empty if nothing is."""
         for chip in chips:
             if not (estimate := self.estimates.get(chip)):
                 return f"QNN has no estimate for {chip}: {self.refused.get(chip, 'it says nothing')}"
@@ -124,16 +125,17 @@ class QnnEstimates:
 @dataclass(frozen=True, slots=True)
 class PhoneFit:
     scale: float
-    """Microseconds on the phone for one of the estimate."""
+    """The microseconds on the phone for one microsecond of the estimate."""
     around_us: float
-    """What surrounds a network on the phone."""
+    """The microseconds that a phone spends around a network."""
     within: float
-    """80 of 100 models that were left out took at most this part longer or shorter: 0.5 is 1.5 times."""
+    """For 80 of 100 models that were left out of the fit, the time differed by at most this share: 0.5 means
+    1.5 times as long or as short."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedRange:
-    """Within which a model is like those that were fitted."""
+    """The range in which a model is like the fitted ones."""
 
     least_us: float
     most_us: float
@@ -155,7 +157,7 @@ class Fit:
     build_id: str
     limits: FittedRange
     phones: Mapping[tuple[str, str], PhoneFit]
-    """By phone and AI Hub's precision."""
+    """Maps a phone and AI Hub's precision to their fit."""
 
 
 def load_fit() -> Fit:
@@ -174,7 +176,7 @@ def load_fit() -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one program on one phone, in milliseconds."""
+    """The forecast of one program on one phone, in milliseconds."""
 
     phone: str
     soc: str
@@ -204,13 +206,13 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Forecasted:
-    """Of one program: by phone its forecast, or why there is none."""
+    """The forecasts of one program for several phones; `reasons` says why a phone has none."""
 
     forecasts: tuple[Forecast, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     basis: str = ""
     withheld: str = ""
-    """Why no phone has a forecast."""
+    """The reason why no phone has a forecast."""
     fix: str = ""
 
     def in_words(self) -> list[str]:
@@ -226,7 +228,8 @@ class Forecasted:
 def forecast(
     precision: str, qnn: QnnEstimates, fit: Fit, table: Forecasts, phones: Collection[str]
 ) -> Forecasted:
-    """For these phones, of what QNN was asked, by its own compile; `precision` is ours."""
+    """Forecast the time on these phones from QNN's estimates, which its own compiler gave; `precision` is our
+    name."""
     if (build := qnn.build_id) != fit.build_id:
         mismatch = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
         return Forecasted(withheld=mismatch, fix=ON_A_PHONE)
@@ -255,6 +258,6 @@ def forecast(
 
 
 def basis_of(estimates: Mapping[str, float], chips: Collection[str]) -> float:
-    """Half way between two chips."""
+    """The estimate to scale: with two chips, their geometric mean."""
     older, newer = (estimates[chip] for chip in (*chips, *chips)[:2])
     return float((older * newer) ** 0.5)

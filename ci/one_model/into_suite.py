@@ -26,10 +26,11 @@ from provisioning.base.settings import MANIFESTS, PLACEHOLDER, profile_flags
 
 WORKFLOW = MANIFESTS / "workflow.yml"
 PIN = "@COMMIT # VERSION"
-"""Calls the gate for a suite of the calling repository."""
+"""Stands for the toolkit's commit and version in a workflow that calls the gate."""
 
 OURS = ("lane", "socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
-"""Keys of a run that we write or keep. A run with other keys was written by its author and is another run."""
+"""The keys of a run that we write or keep. A run with other keys was written by its author and is another
+run."""
 
 
 def _require_place(suite: Path) -> None:
@@ -41,7 +42,7 @@ def _require_place(suite: Path) -> None:
 
 
 def factory_in(model: UserModel, suite: Path) -> str:
-    """The model's name in this suite: a file relative to the suite, or a module as it is imported there."""
+    """The model's name in this suite: a file relative to the suite, or a module as the suite imports it."""
     if model.factory.endswith(".pt2"):
         return os.path.relpath(model.search_path / model.factory, suite.parent)
     module, _, function = model.factory.partition(":")
@@ -71,7 +72,8 @@ def suite_with(
     run: Mapping[str, object],
     socs: Sequence[str],
 ) -> tuple[str, int]:
-    """The suite's text with this run of this case, and the run's number among the case's runs in this lane.
+    """Return the suite's text with this run of this case, and the run's number among the case's runs in this
+    lane.
 
     An existing run with the same precision is updated, and keeps its chips and tags. Comments and everything
     else stay."""
@@ -118,7 +120,7 @@ def suite_with(
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A run of a model that a suite is to have."""
+    """A run of a model that will be added to a suite."""
 
     suites: LaneForm
     path: Path
@@ -129,7 +131,8 @@ class Addition:
     profile: str
 
     def _extended(self, fields: Mapping[str, object]) -> tuple[str, SuiteRun]:
-        """The suite's text with this run, and the run. Raises ManifestError if the suite is then wrong."""
+        """Return the suite's text with this run, and the run. Raises ManifestError if the suite would become
+        invalid."""
         suites, run = self.suites, {**self.run, **fields}
         text, number = suite_with(self.path, self.case_name, self.case, suites.lane, run, self.socs)
         cases = parse_suite(toml.loads(text), self.path, suites).cases
@@ -140,7 +143,8 @@ class Addition:
         self._extended({})
 
     def write(self, products: Sequence[Product]) -> None:
-        """With what each product adds to the run; says how its figures are accepted."""
+        """Write the suite with the fields that the products add to the run; prints the command that accepts
+        its figures."""
         fields = products[0].run_fields
         for product in products:
             if field := next((name for name in fields if product.run_fields[name] != fields[name]), ""):
@@ -175,7 +179,7 @@ class Addition:
 def addition_of(
     model: OneModel, suites: LaneForm, programs: Callable[[Path], Sequence[Program]], suite: Path
 ) -> Addition:
-    """Refuses a suite that cannot have the model, before anything is compiled."""
+    """Prepare the addition. Refuses a suite that cannot have the model, before anything is compiled."""
     backend = model.options.processor
     if backend != "htp":
         raise UsageError(
@@ -194,7 +198,8 @@ def addition_of(
 
 
 def _spelling(precision: object, lane: str) -> object:
-    """As a run of this lane has it that `compile` writes; what is no precision as it is."""
+    """The spelling that `compile` writes for a precision of this lane; a value that is no precision stays
+    unchanged."""
     if not isinstance(precision, str):
         return precision
     with suppress(UsageError):

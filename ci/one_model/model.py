@@ -1,4 +1,4 @@
-"""MODEL of a command line, of any lane: the selection, what was typed, and the options."""
+"""The model of a command line, for any lane: the selection, the typed words, and the options."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ SomeOptions = TypeVar("SomeOptions", bound=ModelOptions)
 
 @dataclass(frozen=True, slots=True)
 class OneModel:
-    """MODEL of a command line, and what was typed with it."""
+    """The model that a command line names, and the options typed with it."""
 
     selection: Selection
     typed: str
-    """As the user typed it; empty where a suite's program is taken."""
+    """The model as the user typed it; empty if the command takes a suite's program."""
     lane: LaneHead
     options: ModelOptions
-    """The lane's own: `own` gives them by their type."""
+    """The options of the model's lane; `own` returns them with their type."""
     work: WorkOptions = field(default_factory=WorkOptions)
     several_precisions: bool = False
-    """Whether files are named by their precision, where the lane does not do so anyway."""
+    """Whether files are named by their precision, if the lane does not do so anyway."""
 
     def own(self, kind: type[SomeOptions]) -> SomeOptions:
-        """The options, for the lane whose they are."""
+        """Return the options with their type; called by the lane that they belong to."""
         assert isinstance(self.options, kind)
         return self.options
 
     def use(self, options: ModelOptions) -> OneModel:
-        """The same model with these options."""
+        """Return the same model with these options."""
         return replace(self, options=options)
 
     def use_precision(self, name: str | None) -> OneModel:
@@ -48,7 +48,7 @@ class OneModel:
 
     @property
     def precision(self) -> str | None:
-        """The first one that was typed; None: the usual one."""
+        """The first precision that was typed; None means the default."""
         return next(iter(self.options.precisions), None)
 
     @property
@@ -57,7 +57,7 @@ class OneModel:
 
     @property
     def file(self) -> UserModel:
-        """Modules are searched first in its own folder, or in the current one."""
+        """The file of the model. Modules are searched first in its own folder, or in the current one."""
         return user_model(self.typed, Parser.user_folder())
 
     @property
@@ -70,18 +70,18 @@ class OneModel:
         return replace(self, selection=replace(self.selection, soc=soc, named_socs=(soc,)))
 
     def command(self, verb: str, soc: str, *more: str) -> Fix:
-        """The command that does something else with the same model, for this chip."""
+        """The command that runs another verb on the same model, for this chip."""
         flags = selection_flags(self.selection, soc)
         return session(verb, self.typed, *flags, *option_words(self.options, verb), *more)
 
     @property
     def traits(self) -> tuple[str, ...]:
-        """What tells this piece of work from others of the same model."""
+        """The texts that distinguish this piece of work from others on the same model."""
         return (*self.options.traits, *self.selection.socs)
 
 
 def require_one_chip(selection: Selection) -> None:
-    """For commands that look at a program for one chip."""
+    """Refuse several chips, for commands that examine a program for one chip."""
     if len(selection.socs) > 1:
         chips = ", ".join(selection.socs)
         raise UsageError(f"expected one chip, found {chips}", fix="name one --soc, and repeat the command")

@@ -1,5 +1,5 @@
-"""Files and folders that a command for one model names: what is not there is refused before anything costly.
-Imports nothing heavy."""
+"""Check the files and folders that a command for one model names: what does not exist is refused before
+anything costly happens. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provisioning.base.settings import user_path
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 ARCHIVES = (".whl", ".zip", ".tar.gz")
 RECORD = "run.json"
-"""What `run` writes beside the outputs of a program."""
+"""The file that `run` writes beside the outputs of a program."""
 
 
 def require_program(path: Path, typed: str) -> None:
@@ -35,7 +35,7 @@ def require_outputs(folder: Path) -> None:
 
 
 def require_inputs(texts: Iterable[str]) -> None:
-    """Each text is a file, or NAME=FILE."""
+    """Require that each text is a file, or NAME=FILE."""
     for text in texts:
         require_file(text.partition("=")[2] or text, "--input", "name a file of arrays that is there")
 
@@ -47,7 +47,7 @@ def require_file(text: str | Path, flag: str, fix: str) -> None:
 
 
 def path_of_package(text: str) -> Path | None:
-    """The path that `--with` names; None where it is a requirement."""
+    """The path that `--with` names; None if the text is a requirement."""
     path = user_path(text, "--with", str(Parser.user_folder())).absolute()
     is_path = text.startswith((".", "/", "~")) or text.endswith(ARCHIVES)
     if not is_path and ("/" not in text or "@" in text):

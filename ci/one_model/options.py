@@ -1,7 +1,7 @@
-"""The options of the commands for one model that models of every kind share. Imports nothing heavy.
+"""The options that commands for one model share for models of every kind. Imports nothing heavy.
 
-A lane's own are in its `model_options`: a subclass of `ModelOptions`, which says what it ignores of these.
-"""
+A lane defines its own in its `model_options`: a subclass of `ModelOptions`, which says which of these it
+ignores."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SomeOptions = TypeVar("SomeOptions", bound="ModelOptions")
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"
 
 LANGUAGE_TIMEOUT = 4 * 3600.0
-"""Seconds after which work on a language model ends: one with a billion weights takes minutes to compile, and
-seconds for each token."""
+"""Work on a language model ends after this many seconds: one with a billion weights takes minutes to compile,
+and seconds for each token."""
 SEARCH_TIMEOUT = 1200.0
-"""Seconds after which the search of `divergence` ends."""
+"""The search of `divergence` ends after this many seconds."""
 
 COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST, RUN = (
     "compile",
@@ -37,16 +37,16 @@ COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST, RUN = (
     "run",
 )
 THROUGH = ("genie", "executorch", "onnx")
-"""What --through takes: the runtime of a language model, or the lane of another PyTorch model."""
+"""The values of --through: the runtime of a language model, or the lane of another PyTorch model."""
 
 THROUGH_HELP = "the runtime of a language model [genie]; onnx: export a PyTorch model, and compile that"
 
 FROM_MODEL = (COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST)
-"""Verbs that take a model and make a program of it."""
+"""The verbs that take a model and make a program of it."""
 SEVERAL_AT_ONCE = (COMPILE, AUDIT, TUNE)
 
 HOW, GOAL, PACKAGES = "how", "what must hold", "the model's own packages"
-"""Headings of --help."""
+"""These are headings of --help."""
 OF_SEARCH = "the printed command decides what becomes of it"
 OF_MACHINE = "it says how the work is done, and not which"
 IN_KEY = "the key has the packages themselves"
@@ -56,7 +56,7 @@ SHOWS = "it chooses what is done with a result"
 
 @dataclass(frozen=True)
 class Floor:
-    """The least that `tune` must hold."""
+    """The minimum that `tune` must keep."""
 
     value: float
     decibels: bool
@@ -67,7 +67,7 @@ class Floor:
 
 
 def floor(text: str) -> Floor:
-    """The type of an argument that is such a floor."""
+    """Parse an argument that is such a minimum."""
     if not (match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(dB)?", text)):
         raise argparse.ArgumentTypeError(f"expected 35dB, or with --metric a number, found {text!r}")
     return Floor(float(match[1]), bool(match[2]))
@@ -346,7 +346,7 @@ class ModelOptions(Options):
 
     @property
     def traits(self) -> tuple[str, ...]:
-        """What tells one piece of work from others of the same model."""
+        """The texts that distinguish one piece of work from others on the same model."""
         file = [self.precision_file.name] if self.precision_file else []
         return (*self.precisions, *file)
 
@@ -361,9 +361,9 @@ class ModelOptions(Options):
             samples_in(self.calibrate)
 
     def rewritten(self: SomeOptions) -> SomeOptions:
-        """The options for a rewritten model: its nodes have other names, and its sizes are fixed."""
+        """The options for a rewritten model, whose nodes have other names and whose sizes are fixed."""
         return self
 
     def remedies(self) -> Iterator[ModelOptions]:
-        """Yield these options with one more that may make a quantized program more exact."""
+        """Yield these options, each time with one more that may make a quantized program more accurate."""
         yield from ()

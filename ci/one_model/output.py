@@ -1,5 +1,5 @@
-"""The folder that a command writes to: all files appear at once, and one process writes at a time. What `run`
-writes there, and compares with the outputs of another program."""
+"""The folder that a command writes to: all files appear at once, and only one process writes at a time. Also
+write the outputs of `run`, and compare them with those of another program."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from provisioning.base.files import disk_errors, replace_text
 ELSEWHERE = "name another folder with -o"
 SCRATCH = ".qnn-ci-new-"
 ORIGINS = ".qnn-ci-origins.json"
-"""Of files that have no record of their own: whose they are."""
+"""This file records the model of each file that has no record of its own."""
 
 Publish = Callable[[Sequence[Path]], list[Path]]
 
 
 @contextmanager
 def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
-    """A scratch folder below `folder`, and a function that moves finished files from it into `folder`.
+    """Yield a scratch folder below `folder`, and a function that moves finished files from it into `folder`.
 
-    After an error nothing is left there; one of the machine is EnvironmentLacking. The mutex is a file in the
-    store, so that the folder contains only models."""
+    After an error, nothing stays there; an error of the machine becomes EnvironmentLacking. The mutex is a
+    file in the store, so that the folder contains only models."""
     with disk_errors(ELSEWHERE), _mutex(folder, store):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def _mutex(folder: Path, store: Path) -> Iterator[None]:
 
 
 def _publish(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Each file in one step, records (.json) last: until its record is there, a model does not count."""
+    """Move each file in one step, and records (.json) last: a model counts only when its record is there."""
     paths = sorted(files, key=lambda path: (path.suffix == ".json", path.suffix == ".onnx", path.name))
     for path in paths:
         try:
@@ -89,12 +89,12 @@ def _publish(files: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def origin_of(typed: str, folder: Path) -> str:
-    """By which a model is told apart from another one that writes to the same folder."""
+    """The path that distinguishes a model from others whose files are in the same folder."""
     return os.path.relpath(Parser.user_folder() / typed, folder.absolute())
 
 
 def require_own(files: Iterable[Path], typed: str) -> None:
-    """Refuse to overwrite what was written for another model, and a folder of the user's own."""
+    """Refuse to overwrite files that were written for another model, or a folder of the user's own."""
     for path in files:
         own, origins = origin_of(typed, path.parent), document_of(path.parent / ORIGINS)
         if path.name not in origins and path.is_dir() and any(path.iterdir()):
@@ -113,7 +113,7 @@ def require_own(files: Iterable[Path], typed: str) -> None:
 
 
 def keep_origins(files: Iterable[Path], typed: str) -> None:
-    """Note whose files these are, which `require_own` allowed."""
+    """Record which model these files belong to, after `require_own` allowed them."""
     for path in files:
         place = path.parent / ORIGINS
         origins = {
@@ -124,7 +124,7 @@ def keep_origins(files: Iterable[Path], typed: str) -> None:
 
 
 def document_of(path: Path) -> dict[str, object]:
-    """Empty if it is none of ours: a user's own file of this name was always replaced."""
+    """Read a JSON object; empty if the file has none: a user's own file of this name was always replaced."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -155,7 +155,7 @@ def as_text(ran: Ran) -> Iterator[str]:
 
 
 def write(ran: Ran, folder: Path, typed: str) -> None:
-    """An .npy for each output of a program, and the record."""
+    """Write an .npy for each output of a program, and the record."""
     import numpy
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -191,14 +191,14 @@ def outputs_in(folder: Path) -> Sample:
 @dataclass(frozen=True, slots=True)
 class Compared:
     figures: Mapping[str, Mapping[str, float]]
-    """By output."""
+    """Maps an output to its figures."""
     lines: Sequence[str]
     differ: bool
-    """Whether outputs have little in common, which the last line then says."""
+    """Whether outputs have little in common; the last line then says so."""
 
 
 def compared(ours: Sample, other: Sample, title: str) -> Compared:
-    """By names, where both have the same; else in order."""
+    """Compare the outputs by name if both have the same names, else in order."""
     if len(ours) != len(other):
         raise CheckFailed(
             f"{title} has {len(other)} outputs, but this one {len(ours)}", fix="compare with the same model"
@@ -222,7 +222,7 @@ def compared(ours: Sample, other: Sample, title: str) -> Compared:
 
 
 def file_line(path: Path) -> str:
-    """The size of a file that was written, and its path as the user would type it."""
+    """A line with the size of a written file, and its path as the user would type it."""
     folder, file = Parser.user_folder().absolute(), path.absolute()
     if file.is_relative_to(folder):
         file = file.relative_to(folder)

@@ -1,4 +1,4 @@
-"""The packages of one model: `--with`, `--project`, QNN_CI_REQUIREMENTS, or those of its suite."""
+"""Find the packages of one model: `--with`, `--project`, QNN_CI_REQUIREMENTS, or those of its suite."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _requirement(text: str) -> str:
 
 
 def _refuse_contradictions(asked: Iterable[tuple[str, str]], pins: Mapping[str, str]) -> None:
-    """Refuse another version of a locked package: what is tested here would not be what users run."""
+    """Refuse another version of a locked package: users would not run what is tested here."""
     for origin, text in asked:
         for _text, name, version in contradicted([text], pins):
             raise UsageError(

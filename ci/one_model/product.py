@@ -1,5 +1,6 @@
-"""What a lane makes of the user's model, as a suite of one: files, words and an outcome, and how they are
-written and said. Outcomes compared, and the search for the smallest set that still shows one."""
+"""The product of a lane for the user's model, treated as a suite of one: its files, words and outcome, and
+how they are written and printed. Also compares outcomes, and searches for the smallest set that still shows
+one."""
 
 from __future__ import annotations
 
@@ -34,43 +35,46 @@ from provisioning.manifest import soc_named
 T = TypeVar("T")
 P = TypeVar("P", bound=Plan)
 WORSE_DB = 1.0
-"""Figures that differ by less are as good."""
+"""Two figures that differ by less are equally good."""
 CHEAPER = 0.98
-"""What is no more exact is better if it has less than this share of the DDR traffic."""
+"""If it is no more accurate, a program is better if its DDR traffic is less than this share of the
+other's."""
 GAINS = {
     **dict.fromkeys(("sqnr_db", "reference_sqnr_db", "slice_sqnr_db"), WORSE_DB),
     **dict.fromkeys(("agreement", "choice_agreement"), 0.01),
 }
-"""The figures of which one is better by more than this."""
+"""Maps a figure to the difference by which it must grow for a program to be better."""
 
 
 class NoGraph(ToolkitError):
-    """There is no graph of the model, in which a fix could be tried."""
+    """Raised if the model has no graph in which a fix could be tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a program."""
+    """The outcome of compiling and running a program."""
 
     error: str = ""
-    """Why there is none, or why it does not run."""
+    """The reason why there is no program, or why it does not run."""
     fix: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Of its outputs against float and, as `reference_…`, the quantized model."""
+    """The figures of its outputs against float and, with the prefix `reference_`, against the quantized
+    model."""
     costs: Mapping[str, float] = field(default_factory=dict)
     """`ddr` and `size` in bytes, and the `cpu_seconds` of compiling it."""
     worst_db: float | None = None
     """The least SQNR of a single sample."""
     on_cpu: tuple[str, ...] = ()
-    """Operators."""
+    """The operators that run on the CPU."""
     wrong: Sequence[Finding] = ()
-    """Of its figures, what no suite would let pass."""
+    """The findings about its figures that no suite would accept."""
     of_chip: bool | None = None
-    """Of figures that are not healthy: whether the chip computes something else, or quantizing loses it."""
+    """The result of `is_of_chip` for its figures."""
 
     @classmethod
     def of_error(cls, error: ToolkitError) -> Outcome:
-        """Of a program that there is not. Raises the error where the program is not to blame."""
+        """Make the outcome of a program that could not be made. Raises the error if the program is not to
+        blame."""
         if error.exit_code != CheckFailed.exit_code:
             raise error
         return cls(error.message.splitlines()[0], error.fix)
@@ -87,21 +91,21 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Why it is not green."""
+        """The reason why it is not green."""
         return self.error or "; ".join(finding.message for finding in self.wrong)
 
     @property
     def sqnr_db(self) -> float:
-        """Against float; none of a program that does not compile."""
+        """The SQNR against float; minus infinity for a program that does not compile."""
         lost = float("-inf")
         return lost if self.error else self.figures.get("sqnr_db", 0.0)
 
     def near(self, name: str, default: float) -> float:
-        """A figure against the quantized model, or against float where there is none."""
+        """A figure against the quantized model, or against float if there is none."""
         return self.figures.get(against_nearest(self.figures) + name, default)
 
     def same_kind_as(self, other: Outcome) -> bool:
-        """Whether both die of the same, or run."""
+        """Whether both fail with the same error, or both run."""
         if self.error and other.error:
             return words_of(first_line(self.error)) == words_of(first_line(other.error))
         return bool(self.error) == bool(other.error)
@@ -112,7 +116,8 @@ class Outcome:
         return self.sqnr_db < other.sqnr_db - WORSE_DB and len(self.on_cpu) >= len(other.on_cpu)
 
     def improves_on(self, other: Outcome) -> bool:
-        """What dies of something else came farther."""
+        """Whether this outcome is better. A program that fails with another error counts as better: it got
+        farther."""
         if self.error or other.error:
             return bool(other.error) and not self.same_kind_as(other)
         if self.green != other.green or self.worse_than(other):
@@ -135,7 +140,7 @@ class Outcome:
 
 
 def cells_of(outcome: Outcome) -> dict[str, str]:
-    """By column, what a table of several programs says of one."""
+    """The cells of a program in a table of several, by column."""
     figures = outcome.figures
     cells = {
         "against float": in_words(figures) or "not run",
@@ -152,9 +157,10 @@ def smallest(
     first: Callable[[Iterable[tuple[T, ...]]], tuple[T, ...] | None],
     late: Callable[[], bool] = lambda: False,
 ) -> tuple[T, ...]:
-    """A part of `items`, in their order, of which none can be left out alone (Zeller's delta debugging).
+    """Return a part of `items`, in their order, from which no single item can be left out (Zeller's delta
+    debugging).
 
-    `first` gives the first of several parts that shows what all of them show."""
+    `first` receives several parts and returns the first that still shows the outcome, or None."""
     now, parts = tuple(items), 2
     while (count := len(now)) > 1:
         cuts = [count * number // parts for number in range(parts + 1)]
@@ -177,33 +183,33 @@ NOT_TRIED = Outcome()
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What is written of a program, and what is said of it."""
+    """The files written for a program, and what is printed about it."""
 
     files: Mapping[str, Path | str]
-    """By their names in the output: where each lies, or its text."""
+    """Maps the name of a file in the output to the file to copy, or to its text."""
     words: Sequence[str] = ()
-    """The verdict in one line, then what the reader may have to do something about."""
+    """The verdict in one line, then what the reader may have to act on."""
     more: Sequence[str] = ()
-    """What an answer (--json) says beside them."""
+    """Further words, which only an answer (--json) has."""
     warnings: Sequence[str] = ()
     outcome: Outcome = NOT_TRIED
-    """Its `wrong` makes the command end with exit code 1. The files are written all the same."""
+    """If it has `wrong` findings, the command ends with exit code 1. The files are written all the same."""
     findings: Sequence[Finding] = ()
-    """What an answer says of it (--json)."""
+    """The findings that an answer (--json) has."""
     suspects: Sequence[SuspectedFault] = ()
-    """The known faults that its nodes can have."""
+    """The known faults that nodes of the program can have."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """What an answer has beside its record."""
+    """The values that an answer has beside the program's record."""
     chips: str = ""
-    """For a table of several precisions; without them it has no row there."""
+    """The chips for a table of several precisions; if empty, the product has no row there."""
     stale: Sequence[Path] = ()
-    """Of an earlier product: they go, unless they are written again."""
+    """The files of an earlier product: they are removed, unless they are written again."""
     run_fields: Mapping[str, object] = field(default_factory=dict)
-    """What a suite that gets the model has in its run beside what was typed."""
+    """The fields that a run in a suite gets, beside the options that were typed."""
 
 
 def require_fp16(programs: Iterable[Program]) -> None:
-    """Refuse floats for a chip that has none of 16 bits."""
+    """Refuse floats for a chip without 16-bit floats."""
     for program in programs:
         if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
             raise UsageError(
@@ -216,13 +222,14 @@ def require_fp16(programs: Iterable[Program]) -> None:
 
 @dataclass(slots=True)
 class History:
-    """What a command has said of its model and done for it, at any precision."""
+    """The words that a command has printed and the work that it has done for its model, at all precisions."""
 
     words: set[str] = field(default_factory=set)
     rows: list[Mapping[str, str]] = field(default_factory=list)
-    """Of each program that was made: what a table of several precisions says."""
+    """The row of each program in a table of several precisions."""
     searched: bool = False
-    """Whether it has searched for a cause or a fix: that takes minutes, so the other precisions get none."""
+    """Whether it has searched for a cause or a fix. That takes minutes, so it is not repeated for other
+    precisions."""
 
 
 def write_products(
@@ -233,8 +240,8 @@ def write_products(
     report: ModelReport,
     history: History,
 ) -> None:
-    """Put the files of all into the output at once, and say what they are. Their records name the model's
-    origin, and no other model's file is overwritten."""
+    """Put the files of all products into the output at once, and print what they are. Their records name the
+    model's origin, and no other model's file is overwritten."""
     output, typed = model.output, model.typed
     require_own([output / name for product in products for name in product.files], typed)
     for product in products:
@@ -275,7 +282,7 @@ def write_products(
 
 
 def _answered(folder: Path, product: Product) -> dict[str, object]:
-    """A product's record, with its files and what is said of it."""
+    """A product's record, with its files and words."""
     documents = (document_of(folder / name) for name in product.files if name.endswith(".json"))
     record = next((document for document in documents if "soc" in document), {})
     files = [str(folder / name) for name in product.files]
@@ -289,7 +296,7 @@ def _answered(folder: Path, product: Product) -> dict[str, object]:
 
 
 def judged(products: Sequence[Product], report: ModelReport) -> int:
-    """The exit code, after what is wrong."""
+    """Report what is wrong, and return the exit code."""
     places = Places.of()
     wrong = [places.located(finding) for product in products for finding in product.outcome.wrong]
     answer.add_findings(wrong)

@@ -1,4 +1,5 @@
-"""The reports of the commands for one model: each keeps what the command did of other models before."""
+"""Write the reports of the commands for one model. A report keeps what the command did for other models
+before."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ MODELS = "models"
 
 @dataclass
 class ModelReport:
-    """What one command says of one model, beside what it prints."""
+    """The report of one command about one model, beside the printed words."""
 
     name: str
     model: OneModel
@@ -47,10 +48,10 @@ class ModelReport:
 
 
 def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[ModelReport], int]) -> int:
-    """The exit code of the work, which is put into the verb's report with what it printed.
+    """Do the work, put it into the verb's report with what it printed, and return its exit code.
 
-    `about` names what was asked for: the same of the same model replaces what was said before. An error of
-    usage is no work, and is not in the report."""
+    `about` names the request: the same request for the same model replaces its earlier row. A usage error is
+    no work, and is not in the report."""
     # Imported late: the gate's start needs of this module a name alone.
     from ci.work.schedule import sharing_templates
 
@@ -75,7 +76,8 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
 
 
 def _write(report: ModelReport, output: str) -> None:
-    """The command has done its work, so a folder that takes no report costs a line, and not the result."""
+    """Write the report. The command has done its work, so if a folder refuses the report, this prints a note
+    and keeps the result."""
     reports = report.model.selection.reports
     try:
         reports.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""All stages' reports together: collected, and rendered for people and for machines."""
+"""Collect the reports of all stages, and render them for people and for machines."""

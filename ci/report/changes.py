@@ -1,4 +1,5 @@
-"""What became worse in programs from one folder of reports to another: one small file for a comment."""
+"""Find what became worse in programs from one folder of reports to another, and describe it in one small file
+for a comment."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from provisioning.base.findings import Report
 from provisioning.base.foreign import one_line
 
 MOST_BYTES = 288_000
-"""Room for the most changes with the longest names."""
+"""A file of this many bytes has room for the most changes with the longest names."""
 MOST_CHANGES = 300
 MOST_PROGRAMS = 1_000_000
 LONGEST = 200
 SHARE = 0.01
-"""A share of equal elements that is less by so much is less exact."""
+"""A share of equal elements counts as worse if it fell by at least this much."""
 
 What = Literal[
     "passed",
@@ -41,7 +42,8 @@ WORSE: dict[What, str] = {
     "pte_bytes": "larger: .pte",
     "context_bytes": "larger: context",
 }
-"""The worst first. All repeat exactly, or nearly: seconds, which depend on the machine, are not compared."""
+"""The kinds of change, worst first. All of them repeat exactly, or nearly: seconds, which depend on the
+machine, are not compared."""
 
 Figure = Annotated[float, Field(ge=-1e20, le=1e20, allow_inf_nan=False)]
 """Any number that a report can hold."""
@@ -69,25 +71,25 @@ class ChangedFigure(Model):
 
 
 class Changes(Model):
-    """What the job that comments on a pull request takes of its run, and nothing else."""
+    """All that the job that comments on a pull request takes from its run."""
 
     schema_: Literal[1] = Field(alias="schema")
     compared: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     not_compared: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
-    """Programs that are in the reports of one side alone."""
+    """The number of programs that are in the reports of only one side."""
     worse: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
-    """How many programs."""
+    """The number of programs that became worse."""
     changes: Annotated[tuple[ChangedFigure, ...], Field(max_length=MOST_CHANGES)]
     left_out: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
-    """For which there was no room."""
+    """The number of changes for which there was no room."""
 
     def as_json(self) -> str:
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
 def changes_of(reports: Iterable[Report], before: Iterable[Report]) -> Changes:
-    """Of all programs in the reports, which may be of several jobs. Each is compared with what `before` has
-    of it, in the same stage."""
+    """Compare each program in the reports, which may come from several jobs, with the same stage and program
+    in `before`."""
     rows, earlier = _programs_in(reports), _programs_in(before)
     lanes = {stage: head.name for stage, head in lanes_by_stage().items()}
     compared = {(lanes[stage], name) for stage, name in rows.keys() & earlier.keys()}
@@ -121,8 +123,8 @@ def _programs_in(reports: Iterable[Report]) -> dict[tuple[str, str], dict[str, f
 
 
 def reports_in(folder: Path, counterpart: Path) -> list[Report]:
-    """The reports of programs in a folder, and in those below it, without the `counterpart` that they are
-    compared with: one may be below the other."""
+    """Read the reports of programs in a folder and in those below it. Reports in `counterpart`, the folder
+    that they are compared with, are left out: one of the two may be below the other."""
     root, peer = folder.resolve(), counterpart.resolve()
     subfolder = peer if peer != root and peer.is_relative_to(root) else None
     files = [file for stage in lanes_by_stage() for file in sorted(root.rglob(f"{stage}.json"))]
@@ -133,12 +135,12 @@ def reports_in(folder: Path, counterpart: Path) -> list[Report]:
 
 
 def rank(change: ChangedFigure) -> tuple[int, str, str]:
-    """The worst first."""
+    """Sort changes by this, the worst first."""
     return list(WORSE).index(change.what), change.lane, change.program
 
 
 def figures_of(row: ReportRow) -> dict[str, float]:
-    """Of a program's row: what is compared."""
+    """The figures of a program's row that are compared."""
     figures = {**row.figures, **row.costs, "cpu_operators": row.cpu_operators, "passed": float(row.passed)}
     return {key: value for key in WORSE if isinstance(value := figures.get(key), int | float)}
 

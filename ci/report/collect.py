@@ -1,4 +1,5 @@
-"""Reading reports/: one profile, the newest run first. Each file and each expected stage is accounted for."""
+"""Read the reports in a folder: those of one profile, the newest run first. Each file and each expected stage
+is accounted for."""
 
 from __future__ import annotations
 
@@ -27,23 +28,24 @@ from provisioning.base.stage_run import RUN
 from provisioning.base.units import in_decibels, seconds, size
 
 GATE = "gate"
-"""The gate's own report repeats the stages' reports, so it is left out beside them."""
+"""The gate's own report repeats the stages' reports, so it is left out if they are there."""
 
 PREPARING = ("provision", "build_runner")
-"""Stages that the commands for one model start where they must: an earlier pass is no news of a model."""
+"""Stages that the commands for one model start if they must: an earlier pass is no news about a model."""
 
 MERGE = "merge"
-"""The run of all reports of several jobs, and the stage of those that could not be read."""
+"""The name of a run that merges the reports of several jobs, and the stage of reports that could not be
+read."""
 
 ONE_DAY = dt.timedelta(days=1)
 """Reports that began this much earlier than the newest do not belong on the same page."""
 
 
 def collect(directory: Path) -> list[Report]:
-    """Every stage's report: those that the last gate was to run first and in their order, then what was done
-    of single models, then the others by name.
+    """Return every stage's report: first those that the last gate was to run, in its order, then those of
+    single models, then the others by name.
 
-    A report of an earlier run says so, and a gate takes its own run alone."""
+    A report of an earlier run says so, and a gate takes only its own run."""
     reports, problems = _read_all(directory)
     page, left_out = _one_page(reports)
     stages = list(_stages_of(page.get(GATE)))
@@ -60,7 +62,8 @@ def collect(directory: Path) -> list[Report]:
 
 
 def merge(folder: Path, into: Path) -> None:
-    """Write one report for each stage into `into`, of those of several jobs in folders below `folder`."""
+    """Write one report for each stage into `into`, merged from those of several jobs in folders below
+    `folder`."""
     by_stage: dict[str, list[Report]] = {}
     problems: list[Finding] = []
     for job_folder in sorted([folder, *(path for path in folder.iterdir() if path.is_dir())]):
@@ -76,7 +79,8 @@ def merge(folder: Path, into: Path) -> None:
 
 
 def _merged(reports: Sequence[Report]) -> Report:
-    """Of shards of one stage: each has rows of its own in the tables. No other figure is one of all."""
+    """Merge the shards of one stage: each has its own rows in the tables. Other metrics are dropped, because
+    none holds for all shards."""
     first = reports[0]
     tables: dict[str, dict[str, Metric]] = {}
     for report in reports:
@@ -98,15 +102,15 @@ def _merged(reports: Sequence[Report]) -> Report:
 
 
 def did_not_run(stage: str, reason: str, command: str = "", *, due: bool = True) -> Report:
-    """Stands in for the report of a stage that did not run; an error if it was `due`."""
+    """Make a report in place of a stage that did not run; an error if it was `due`."""
     severity = Severity.ERROR if due else Severity.NOTE
     command = command or session(stage)
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
 
 
 def report_in(path: Path) -> Report:
-    """Raises ValueError with the reason for a file that is no report, contradicts itself, or has rows that no
-    stage writes."""
+    """Read a report. Raises ValueError with the reason if the file is no report, contradicts itself, or has
+    rows that no stage writes."""
     from pydantic import ValidationError
 
     report = Report.read(path)
@@ -137,8 +141,8 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
 
 
 def cleaned(report: Report, folder: Path) -> Report:
-    """A report that anybody may have written, with no text that steers a terminal or a CI runner, and with
-    paths as a user in this folder would write them."""
+    """Clean a report that anybody may have written: no text controls a terminal or a CI runner, and paths are
+    as a user in this folder would write them."""
 
     def clean(value: object) -> object:
         if isinstance(value, str) and not isinstance(value, Enum):
@@ -150,7 +154,8 @@ def cleaned(report: Report, folder: Path) -> Report:
 
 
 def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[str, str]]:
-    """The reports that belong on a page with the newest one, and why each other one is left out."""
+    """Choose the reports that belong on a page with the newest one; also return why each other one is left
+    out."""
     times = {stage: when for stage, report in reports.items() if (when := _start_of(report))}
     by_age = sorted(times, key=lambda stage: times[stage], reverse=True)
     if not by_age:
@@ -190,19 +195,19 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
 
 
 def _is_no_news(report: Report | None, newest: Report) -> bool:
-    """Whether a model needed the stage, and an earlier run had passed it already."""
+    """Whether a model only needed the stage, which an earlier run had passed already."""
     if report is None or _same_run(report, newest):
         return False
     return of_models(newest) and report.outcome is Outcome.PASS
 
 
 def _same_run(one: Report, other: Report) -> bool:
-    """Two reports that name no run are of different runs."""
+    """Whether two reports are of one run; reports that name no run are of different runs."""
     return one is other or bool(one.run and one.run == other.run)
 
 
 def _start_of(report: Report) -> dt.datetime | None:
-    """Raises ValueError if it is no time."""
+    """When the report's stage began. Raises ValueError if it is no time."""
     if not report.started:
         return None
     when = dt.datetime.fromisoformat(report.started)
@@ -235,7 +240,7 @@ def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report
 
 @dataclass(frozen=True, slots=True)
 class TextFigure:
-    """How a language model reads held-out text, with the standard error."""
+    """How well a language model predicts held-out text, with the standard error."""
 
     value: float | None = None
     error: float | None = None
@@ -243,7 +248,7 @@ class TextFigure:
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperators:
-    """In one delegate, or on the CPU."""
+    """The operators in one delegate, or on the CPU."""
 
     where: str
     count: int
@@ -252,7 +257,7 @@ class PlacedOperators:
 
 @dataclass(frozen=True, slots=True)
 class LayersPart:
-    """A part of a language model, on its own."""
+    """A part of a language model, measured by itself."""
 
     name: str
     output: str
@@ -263,7 +268,8 @@ class LayersPart:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """What a stage says of a program, or a command of a model: the names that a report's tables have."""
+    """A row of a report about a program of a stage, or a model of a command. Its fields are the names that
+    tables of reports have."""
 
     verdict: str = ""
     command: str = ""
@@ -278,7 +284,7 @@ class ReportRow:
     delegates: int | None = None
     cpu_operators: int | None = None
     partition: list[PlacedOperators] = field(default_factory=list)
-    """The graph in order: what runs on the HTP, and what runs on the CPU in between."""
+    """The graph in order: the parts that run on the HTP, and the parts on the CPU between them."""
     figures: dict[str, float | dict[str, TextFigure] | None] = field(default_factory=dict)
     thresholds: dict[str, float | None] = field(default_factory=dict)
     costs: dict[str, float | None] = field(default_factory=dict)
@@ -297,7 +303,7 @@ class ReportRow:
 
 
 def rows_of(report: Report, *tables: Literal["programs", "models"]) -> dict[str, ReportRow]:
-    """The rows of these tables in the report, by name; `report_in` has refused one that has others."""
+    """The rows of these tables in the report, by name; `report_in` has refused a report with others."""
     rows: dict[str, ReportRow] = {}
     for table in tables:
         rows |= read(dict[str, ReportRow], report.metrics.get(table, {}))
@@ -305,7 +311,7 @@ def rows_of(report: Report, *tables: Literal["programs", "models"]) -> dict[str,
 
 
 def of_models(report: Report) -> bool:
-    """Whether a report holds what was done of single models, one command after the other."""
+    """Whether a report is about single models, one command after the other."""
     return "models" in report.metrics
 
 
@@ -317,7 +323,7 @@ UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("passed", lambda value: "pass" if value else "fail"),
     ("*", lambda value: f"{value:.6g}"),
 )
-"""By the form of a figure's name: how its value is shown."""
+"""Maps the form of a figure's name to how its value is shown; the first match counts."""
 
 
 def in_unit(key: str, value: float) -> str:

@@ -1,8 +1,7 @@
-"""The page of all reports and the summary of a job, by jinja2 templates, and what both show.
+"""Render the page of all reports and the summary of a job with jinja2 templates.
 
-What a template shows is always text: it cannot become markup, nor hide. The page is one file: style and
-script are in it, and its policy lets nothing else load or run.
-"""
+Whatever a template shows is text: it cannot become markup, or hide. The page is one file: style and script
+are in it, and its policy lets nothing else load or run."""
 
 from __future__ import annotations
 
@@ -44,11 +43,11 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).with_name("templates")
 
 SHOWN_ERRORS = 8
-"""At the top; the others are in the table of findings."""
+"""The top shows this many errors; the others are in the table of findings."""
 LIMIT = 1024 * 1024 - 4096
-"""GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""
+"""GitHub refuses a step's summary of more than 1 MiB; some of that is left for other text of the step."""
 ROOM_FOR_NOTE = 200
-"""Bytes that are kept for saying how much was left out."""
+"""The bytes kept for a note that says how much was left out."""
 STEERING = re.compile(
     r"[\\`*{}\[\]#!|~$@<>&]"  # marks of Markdown and HTML, mentions and numbers of issues
     r"|(?<![A-Za-z\d])_|_(?![A-Za-z\d])"  # inside a word it is no mark
@@ -56,12 +55,12 @@ STEERING = re.compile(
     r"|(?<=GH)-",
     re.IGNORECASE,
 )
-"""What Markdown, HTML or GitHub may take for its own. It is written as an entity: behind a backslash, `|`
-ends a cell in some viewers, and @ and : would still link."""
+"""Text that Markdown, HTML or GitHub may interpret. It is written as an entity: behind a backslash, `|` ends
+a cell in some viewers, and @ and : would still link."""
 
 
 def html(reports: Sequence[Report], folder: Path | None = None) -> str:
-    """The page. It links to files below `folder`, where it is written."""
+    """Render the page. It links to files below `folder`, where it is written."""
     from ci.suite.accuracy import FIGURES, LESS_IS_BETTER, cost_rule
 
     programs = programs_of(reports)
@@ -100,7 +99,8 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
 
 
 def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
-    """Verdict, models, a table of stages, then their findings, failed ones first; at most `limit` bytes."""
+    """Render the verdict, the models, a table of stages, then their findings, failed ones first; at most
+    `limit` bytes."""
     marks = {"pass": "✅", "skipped": "⚪", "fail": "❌", "error": "❌", "did not run": "❌"}
     icons = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "🔵"}
     worst_first = sorted(reports, key=lambda report: verdict(report) in HARMLESS)
@@ -119,7 +119,7 @@ def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
 
 
 def cell(text: str) -> Markup:
-    """Any text as the content of a table cell that shows exactly it."""
+    """Turn any text into the content of a table cell that shows exactly this text."""
     from markupsafe import Markup
 
     shown = STEERING.sub(lambda sign: f"&#{ord(sign[0])};", visible(text).strip())
@@ -127,8 +127,8 @@ def cell(text: str) -> Markup:
 
 
 def code(text: str) -> str:
-    """The same in a line of code, for comments: elsewhere GitHub makes mentions and links of text, also where
-    it is written as entities."""
+    """Turn any text into code for a comment that shows exactly this text: outside code, GitHub makes mentions
+    and links of text, even if it is written as entities."""
     return f"<code>{cell(one_line(text))}</code>"
 
 
@@ -165,7 +165,8 @@ def environment() -> Environment:
 
 
 def _finalize(value: object) -> object:
-    """Markup is of a macro or of our own files, and holds what went through here already."""
+    """Make hidden characters of a value visible. Markup stays as it is: it comes from a macro or our own
+    files, and its values went through here already."""
     return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 

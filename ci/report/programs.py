@@ -1,4 +1,4 @@
-"""The programs of all lanes, and the models of all commands, in the one form in which a page shows them."""
+"""The programs of all lanes, and the models of all commands, in the one form that a page shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provisioning.base.rendering import plural
 
 
 def cost_titles() -> dict[str, str]:
-    """By cost, as tables call it. A language model has no other cost than its size."""
+    """Maps a cost to its title in tables. The only cost of a language model is its size."""
     from ci.suite.accepted import COSTS
 
     titles = {name: field.title or name for name, field in COSTS.items()}
@@ -24,19 +24,19 @@ def cost_titles() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ReportedProgram:
-    """A program of a lane, or a model of a command, in all stages that have a row of it."""
+    """A program of a lane, or a model of a command, in all stages that have a row about it."""
 
     lane: str
-    """Or the command."""
+    """The lane, or the command."""
     name: str
     rows: Mapping[str, ReportRow]
-    """By stage."""
+    """Maps a stage to its row."""
     findings: Collection[Finding] = ()
     head: LaneHead | None = None
-    """None of a command."""
+    """None for a command."""
 
     def row(self, step: Literal[0, 1]) -> ReportRow:
-        """That of compiling it, or of running it."""
+        """The row of the stage that compiles the program (0) or runs it (1)."""
         stages = self.head.stage_names if self.head else ()
         if len(stages) < 2:
             return self.first
@@ -70,7 +70,8 @@ class ReportedProgram:
 
     @property
     def brief(self) -> str:
-        """Of a command the first line with a figure in dB, as people ask for it first, else the first."""
+        """A few words about it. For a command, the first line with a figure in dB, which people ask for
+        first, else the first line."""
         if lines := self.first.said:
             return next((line for line in lines if " dB" in line), lines[0])
         compiled, run = self.row(0), self.row(1)
@@ -108,7 +109,7 @@ def programs_of(reports: Iterable[Report]) -> list[ReportedProgram]:
 
 
 def models_of(reports: Iterable[Report]) -> list[ReportedProgram]:
-    """What was done of one model, the latest first."""
+    """The models of all commands, the latest first."""
     models = [
         ReportedProgram(report.stage, name, {report.stage: row})
         for report in reports

@@ -1,5 +1,5 @@
-"""All reports in the forms that other programs read, which are JUnit XML and SARIF for code scanning; and the
-files that are written beside the reports."""
+"""Render all reports for other programs, as JUnit XML and as SARIF for code scanning; and write the files
+beside the reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STAGE_RESULT = {"pass": "", "fail": "failure", "error": "error", "did not run": 
 
 @dataclass(frozen=True, slots=True)
 class JunitCase:
-    """A test case of JUnit."""
+    """A JUnit test case."""
 
     classname: str
     name: str
@@ -56,13 +56,12 @@ class JunitCase:
 
 
 def junit(reports: Sequence[Report]) -> str:
-    """One `testsuite` per stage.
+    """Render one `testsuite` for each stage.
 
-    Its first case is the stage itself, so that an empty suite still says pass or fail; then there is one for
-    each program that is as it should be, where the stage did programs. Errors are failures
-    (or errors, where the check itself could not be made); warnings and what was skipped are skipped cases,
-    which consumers show and never count as passed; notes are the suite's output.
-    """
+    Its first case is the stage itself, so that an empty suite still passes or fails. If the stage worked on
+    programs, each one that is as it should be has a case. Errors are failures, or errors if the check itself
+    could not be made. Warnings, and what was skipped, are skipped cases, which consumers show and never count
+    as passed. Notes are the suite's output."""
     suites = [(report, list(_cases(report))) for report in reports]
     return environment().get_template("junit.xml.j2").render(suites=suites)
 
@@ -91,8 +90,8 @@ def _cases(report: Report) -> Iterator[JunitCase]:
 
 
 def sarif(reports: Sequence[Report]) -> str:
-    """One run over all reports. What has no place in the repository is a notification of its stage: code
-    scanning refuses results without one."""
+    """Render one run for all reports. A finding without a place in the repository becomes a notification of
+    its stage: code scanning refuses results without one."""
     rules = sorted({finding.rule for report in reports for finding in report.findings})
     results: list[object] = []
     notifications: list[tuple[Report, object]] = []
@@ -147,7 +146,8 @@ def _rule(rule: str) -> dict[str, object]:
 
 
 def _fingerprints(reports: Iterable[Report]) -> Iterator[tuple[Report, Finding, str]]:
-    """Each finding with a digest of its own, by which it is known again after other lines have moved it."""
+    """Yield each finding with a digest of its own. The digest stays the same if other lines move the
+    finding."""
     counts: Counter[tuple[str, ...]] = Counter()
     for report in reports:
         for finding in report.findings:

@@ -1,4 +1,4 @@
-"""All reports of a run: in words, on a terminal, and as annotations of GitHub Actions."""
+"""Summarize all reports of a run: in words, on a terminal, and as annotations of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MOST_NAMED = 3
-"""Models that a headline names."""
+"""A headline names at most this many models."""
 
 VERDICT_COLUMNS = 15
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
 MOST = 10
-"""Of a job: GitHub shows so many of a level for one step, and drops the rest without a word."""
+"""A job annotates at most this many findings: GitHub shows no more of one level for a step, and drops the
+rest without a word."""
 
 
 def worst(reports: Iterable[Report]) -> Outcome:
-    """The worst outcome of all stages that were to run; without any, no pass.
+    """The worst outcome of all stages that were to run; if there are none, it is no pass.
 
     A stage that did not run counts no worse than the failure that prevented it."""
     verdicts = {verdict(report) for report in reports}
@@ -70,8 +71,8 @@ def headline(reports: Sequence[Report]) -> str:
 
 
 def models_in(reports: Iterable[Report]) -> dict[str, bool]:
-    """Whether each program of a suite, and each model of a command, passed in every stage that has a row of
-    it."""
+    """Whether each program of a suite, and each model of a command, passed in every stage that has a row
+    about it."""
     verdicts: dict[str, bool] = {}
     for report in reports:
         for name, row in rows_of(report, "programs", "models").items():
@@ -80,7 +81,8 @@ def models_in(reports: Iterable[Report]) -> dict[str, bool]:
 
 
 def failed_and_passed(models: Mapping[str, bool]) -> str:
-    """`bert 8a8w failed, 4 passed`; the chip is named where there are several."""
+    """Say how many failed and passed, such as `bert 8a8w failed, 4 passed`; the chip is named if there are
+    several."""
     # `bert/8a8w/SM8650` of a suite; `ci/net.py:bert 8a8w SM8650` of a command.
     words = {name: one_line(name).split(" " if " " in name else "/") for name in models}
     one_chip = len({word[-1] for word in words.values()}) == 1
@@ -102,7 +104,7 @@ def of_earlier_run(report: Report) -> bool:
 
 
 def stage_line(report: Report, names: int) -> Text:
-    """The stage's verdict, its time and what was found; its name takes the columns of the longest."""
+    """The stage's verdict, its time and its findings in a line; the name takes the columns of the longest."""
     from rich.text import Text
 
     word, style = VERDICTS[verdict(report)]
@@ -115,7 +117,7 @@ def stage_line(report: Report, names: int) -> Text:
 def conclusion(
     reports: Sequence[Report], more: str = "", *, colour: bool = False, width: int = 100, errors: int = 0
 ) -> str:
-    """Some of the errors, how much there is beside errors where `more` shows it, and the verdict."""
+    """Some of the errors, the number of other findings if `more` shows it, and the verdict."""
     from rich.console import Group
     from rich.text import Text
 
@@ -139,7 +141,8 @@ def conclusion(
 
 
 def github_annotations(reports: Iterable[Report]) -> str:
-    """A command a line: the worst ten findings, each once. The last says how many more there are."""
+    """Write a command a line: the worst ten findings, each once. The last line says how many more there
+    are."""
     ranks = list(Severity)
     pairs: dict[Hashable, tuple[Report, Finding]] = {}
     for report in reports:
@@ -155,7 +158,7 @@ def github_annotations(reports: Iterable[Report]) -> str:
 
 
 def command(name: str, message: str = "", **properties: str) -> str:
-    """One workflow command: `::error title=…::message`."""
+    """Write one workflow command: `::error title=…::message`."""
     property_list = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
     return f"::{name}{' ' if property_list else ''}{property_list}::{_data(message)}"
 
@@ -169,7 +172,7 @@ def _annotation(level: str, report: Report, finding: Finding) -> str:
 
 
 def in_words(finding: Finding) -> str:
-    """What a finding is about, its message and its fix, as other programs show them."""
+    """Describe a finding to other programs: its subject, its message and its fix."""
     message = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
     return visible(f"{message}\n→ {finding.fix}" if finding.fix else message)
 

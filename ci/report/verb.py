@@ -1,4 +1,4 @@
-"""`report`: every stage's report together, for people and for machines."""
+"""`report`: show every stage's report together, for people and for machines."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def worse_than(folder: Path, directory: Path) -> int:
 
 
 def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:
-    """Each stage that did not pass in full, then a line for each of all."""
+    """Show each stage that did not pass in full, then one line for each stage."""
     bad = [r for r in reports if verdict(r) not in {"did not run", *HARMLESS}]
     parts = [console(report, colour=colour, width=width) for report in bad]
     names = max((len(report.stage) for report in reports), default=0)
