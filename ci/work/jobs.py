@@ -54,7 +54,7 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def default_slots(cgroup: Path = CONTROL_GROUP) -> int:
-    """The cores this process may use, by affinity and by the quota of its control group."""
+    """The number of cores that this process may use, by affinity and by the quota of its control group."""
     cores = len(os.sched_getaffinity(0))
     quota, period = "", ""
     with contextlib.suppress(OSError):
@@ -76,10 +76,10 @@ def core_shares(slots: int, threads: int) -> Iterator[set[int]]:
 
 
 def idle_seconds(stat: Path = Path("/proc/stat"), cgroup: Path = CONTROL_GROUP) -> float:
-    """Seconds since this machine started in which processors that this process may use had nothing to do, and
-    waited for no disk; of all of them together, and 0 if that is not known.
+    """The seconds since the machine started in which the processors that this process may use were idle and
+    waited for no disk, summed over them; 0 if unknown, or if a quota limits this process.
 
-    A container sees the whole machine's processors here, and those of others are idle for others."""
+    A container sees all processors of the machine here; those that it may not use do not count."""
     cores = os.sched_getaffinity(0)
     if default_slots(cgroup) < len(cores):
         # A quota stops work while processors are free.

@@ -50,7 +50,7 @@ class Folder:
     suffixes: tuple[str, ...] = ("",)
     """The work reads only the files whose names end with one of these."""
     known_by: str | None = None
-    """Decides the result in place of the files."""
+    """This decides the result in place of the files."""
     is_flat: bool = False
     """Whether the work reads no file of a folder in it."""
 
