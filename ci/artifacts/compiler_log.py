@@ -19,7 +19,7 @@ OF_INTEGERS = "its values are integers, which no precision changes"
 NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>\s*)?(\S.+)")
 """The start of QNN's own messages in a log; the first one is nearest to the cause."""
 
-RANK = re.compile(r"\[\d+\] has incorrect Rank (\d+)")
+RANK = re.compile(r"(?P<output>Output)?(?:Input)?\[\d+\] has incorrect Rank (?P<rank>\d+)")
 """The number before it says nothing: it is that of no tensor."""
 
 CRASHES = "the compiler crashes on "
@@ -61,7 +61,15 @@ NO_TRAFFIC = Traffic()
 
 def in_plain_words(error: str) -> str:
     """Reword QNN's error where its own words say nothing to a reader."""
-    return RANK.sub(r"HTP takes no tensor of \1 dimensions here", error)
+    return RANK.sub(_rank_in_words, error)
+
+
+def _rank_in_words(match: re.Match[str]) -> str:
+    rank = int(match["rank"])
+    words = f"HTP {'gives' if match['output'] else 'takes'} no tensor of {rank} dimensions here"
+    if match["output"] and rank < 2:
+        words += " (a sum or mean keeps its dimensions by x.sum(dim=(0, 1), keepdim=True))"
+    return words
 
 
 class Refusal(NamedTuple):

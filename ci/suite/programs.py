@@ -93,7 +93,9 @@ class SuiteRun(Model):
             try:
                 soc_named(soc)
             except UsageError as error:
-                raise ValueError(f"a SoC of manifests/socs.toml: {error.message} ({error.fix})") from None
+                flags = error.fix.flags if isinstance(error.fix, Fix) else ()
+                fix = f'socs = ["{flags[1]}"]' if flags[:1] == ("--soc",) else error.fix
+                raise ValueError(f"a SoC of manifests/socs.toml: {error.message} ({fix})") from None
         return value
 
 

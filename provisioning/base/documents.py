@@ -69,6 +69,8 @@ def parse(
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in rest)
         fix = f"correct {path}" if rest else ""
         line = toml.line_of(place(wrong[0]["loc"]), path)
+        if not rest and (form := _form_of(wrong[0])):
+            fix = f"write {form} in {path}:{line}" if line else f"write {form} in {path}"
         if name := corrections.get(wrong[0]["loc"], ("",))[-1]:
             fix = f"did you mean {name}? Correct {path}:{line}"
         raise ManifestError(path, key, expected=expected, found=value + more, fix=fix, line=line) from error
@@ -87,6 +89,20 @@ def _corrections(errors: list[Any], model: type[BaseModel]) -> dict[Place, Place
         if error["type"] == "extra_forbidden" and (near := get_close_matches(str(loc[-1]), names, n=1)):
             corrections[loc] = (*loc[:-1], near[0])
     return corrections
+
+
+def _form_of(error: Any) -> str:
+    """The key with its value in the form that it must have; empty where that is not known."""
+    import json
+
+    key, value = error["loc"][-1:], error["input"]
+    if not key or not isinstance(key[0], str) or not isinstance(value, (str, int, float)):
+        return ""
+    if error["type"] == "tuple_type":
+        return f"{key[0]} = [{json.dumps(value)}]"
+    if error["type"] == "string_type":
+        return f'{key[0]} = "{value}"'
+    return ""
 
 
 def _has_wrong_items(place: Place, errors: list[Any]) -> bool:

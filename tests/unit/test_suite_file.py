@@ -122,6 +122,26 @@ class TestOneFile:
             EXECUTORCH.programs_of(written(tmp_path, THREE.replace(old, new)))
         assert caught.value.key == key and fix in str(caught.value.fix)
 
+    @pytest.mark.parametrize(
+        ("row", "form"),
+        [
+            ('tags = "pr"', 'tags = ["pr"]'),
+            ("label = 8", 'label = "8"'),
+            ('socs = ["SM875O"]', "SM8750"),
+            ('socs = ["557"]', 'socs = ["SM8650"]'),
+        ],
+    )
+    def test_a_wrong_value_is_answered_with_its_form(self, tmp_path: Path, row: str, form: str) -> None:
+        text = (
+            f'schema = 2\n[case.net]\nfactory = "m:f"\n[[case.net.run]]\nlane = "executorch"\n{row}\n'
+            + ("" if "socs" in row else 'socs = ["SM8650"]\n')
+            + 'precision = "fp16"\n'
+        )
+        with pytest.raises(ManifestError) as caught:
+            EXECUTORCH.programs_of(written(tmp_path, text))
+        said = f"{caught.value.message} {caught.value.fix}"
+        assert form in said and "--soc" not in said
+
     @pytest.mark.parametrize("precision", ["16", '"8a2w"'])
     def test_what_is_no_precision_of_a_language_model_is_named(self, tmp_path: Path, precision: str) -> None:
         with pytest.raises(ManifestError) as caught:
