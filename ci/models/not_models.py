@@ -146,7 +146,7 @@ def refusal(text: str, folder: Path) -> UsageError:
 
 
 def _of_member(text: str, member: re.Match[str], folder: Path) -> UsageError:
-    """The error for a method or another part of a class."""
+    """Return the error for a method or another part of a class."""
     file, owner = member["file"], member["owner"]
     functions = [name.rpartition(":")[2] for name in _names_in(folder / file, file)]
     name = next((name for name in ("net", "make_net") if name not in functions), "make_the_net")
