@@ -1,0 +1,43 @@
+"""Docstrings of the product are sentences (CONTRIBUTING.md): none begins as the rest of one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from provisioning.base.settings import ROOT
+from tests.support.sources import our_files, parsed, statements
+
+FRAGMENTS = ("Of ", "Those ", "That of ", "None where ", "By ", "As ", "With ")
+"""The beginnings of docstrings that have no verb: a reader must complete them from the code below."""
+
+PRODUCT = ("provisioning", "ci", "qnn_ci")
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield every string that stands alone: of modules, classes and functions, and below fields."""
+    for node in statements(tree):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield value
+
+
+def fragments(tree: ast.Module) -> list[tuple[int, str]]:
+    """List the docstrings that begin as a fragment, each with its line."""
+    texts = [(node.lineno, str(node.value).lstrip()) for node in docstrings(tree)]
+    return sorted((line, text) for line, text in texts if text.startswith(FRAGMENTS))
+
+
+def test_a_docstring_is_a_sentence() -> None:
+    found: list[str] = []
+    for file in [*our_files(*PRODUCT), ROOT / "noxfile.py"]:
+        for line, text in fragments(parsed(file)):
+            found.append(f"{file.relative_to(ROOT)}:{line}: {text[:60]}")
+
+    assert not found, "write sentences with a verb instead:\n" + "\n".join(found)
+
+
+def test_a_fragment_is_found_below_a_field_and_in_a_function() -> None:
+    source = 'class A:\n    a: int\n    """Of the b."""\n\n    def f(self):\n        """By name."""\n'
+
+    assert [line for line, _ in fragments(ast.parse(source))] == [3, 6]
