@@ -190,18 +190,19 @@ def test_there_are_as_many_jobs_as_the_work_is_worth(
 
 
 @pytest.mark.parametrize(
-    ("changed", "patterns", "runs"),
+    ("changed", "patterns", "event", "runs"),
     [
-        (["docs/x.md", "README.md"], "docs/**, *.md", False),
-        (["docs/x.md", "ci/net.py"], "docs/**, *.md", True),
-        (["docs/x.md"], "docs/*", False),
-        (["docs/a/x.md"], "docs/*", True),
-        (["docs/x.md"], "", True),
-        ([], "**", True),
+        (["docs/x.md", "README.md"], "docs/**, *.md", "pull_request", False),
+        (["docs/x.md", "README.md"], "docs/**, *.md", "push", True),
+        (["docs/x.md", "ci/net.py"], "docs/**, *.md", "pull_request", True),
+        (["docs/x.md"], "docs/*", "merge_group", False),
+        (["docs/a/x.md"], "docs/*", "pull_request", True),
+        (["docs/x.md"], "", "pull_request", True),
+        ([], "**", "pull_request", True),
     ],
 )
 def test_a_change_of_unrelated_files_alone_starts_no_job(
-    adopter: dict[str, str], changed: list[str], patterns: str, runs: bool
+    adopter: dict[str, str], changed: list[str], patterns: str, event: str, runs: bool
 ) -> None:
     source = Path(adopter["GITHUB_WORKSPACE"], "source")
     git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@example"]
@@ -212,7 +213,7 @@ def test_a_change_of_unrelated_files_alone_starts_no_job(
         for name in changed if message == "before" else ():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_text("changed")
-    environ = {**adopter, "QNN_CI_BASE": "HEAD~1", "QNN_CI_UNRELATED": patterns}
+    environ = {**adopter, "QNN_CI_BASE": "HEAD~1", "QNN_CI_UNRELATED": patterns, "GITHUB_EVENT_NAME": event}
     assert plan.plan(environ) == 0
     outputs = pairs(Path(environ["GITHUB_OUTPUT"]))
     assert (json.loads(outputs["jobs"]) != []) == runs
