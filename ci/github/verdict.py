@@ -25,7 +25,7 @@ from provisioning.base.rendering import plural
 from provisioning.base.rendering import verdict as verdict_of
 from provisioning.base.stage_run import RUN, StageRun
 
-MISSING, RED = "verdict-missing", "verdict-red"
+NOT_REPORTED, NOT_GREEN = "verdict-missing", "verdict-red"
 SUCCESS = "success"
 NOT_RUN = "Not run: only unrelated paths"
 MOST_BYTES = 64 << 20
@@ -87,10 +87,10 @@ def verdict(environ: Mapping[str, str]) -> int:
     for rule, subject, message, fix in problems(planned, folder, environ.get(RUN, "")):
         stage.add(rule, Severity.ERROR, subject, message, fix)
     if not planned.jobs:
-        stage.add(MISSING, Severity.ERROR, "plan", "no job is planned", "read the log of plan")
+        stage.add(NOT_REPORTED, Severity.ERROR, "plan", "no job is planned", "read the log of plan")
     if lights != SUCCESS and not stage.findings:
         message = f"all reports are green, and GitHub says that the jobs ended with {in_line(lights)}"
-        stage.add(RED, Severity.ERROR, "jobs", message, "read the log of the job that is red")
+        stage.add(NOT_GREEN, Severity.ERROR, "jobs", message, "read the log of the job that is red")
     report = stage.finish()
     for finding in report.findings:
         sys.stdout.write(f"{in_line(finding.subject)}: {in_line(finding.message)}\n")
@@ -120,17 +120,18 @@ def problems(planned: Planned, folder: Path, run: str) -> Iterator[Problem]:
             report = report_in(folder / job.artifact / f"{job.report}.json")
         except FileNotFoundError:
             message = f"uploaded no report of {job.report}: it did not start, or died before its end"
-            yield MISSING, name, message, "read its log, then choose `Re-run all jobs`"
+            yield NOT_REPORTED, name, message, "read its log, then choose `Re-run all jobs`"
             continue
         except (OSError, ValueError) as error:
-            yield MISSING, name, f"its report of {job.report} cannot be read: {error}", "read its log"
+            yield NOT_REPORTED, name, f"its report of {job.report} cannot be read: {error}", "read its log"
             continue
         if not is_of_run(report.run, planned.run, run):
             message = f"its report is of the run {report.run or 'of no name'}, and this is {run}"
-            yield MISSING, name, message, "choose `Re-run all jobs`"
+            yield NOT_REPORTED, name, message, "choose `Re-run all jobs`"
             continue
         if report.outcome is not Outcome.PASS:
-            yield RED, name, f"its report of {job.report} says {verdict_of(report)}", "read its findings"
+            message = f"its report of {job.report} says {verdict_of(report)}"
+            yield NOT_GREEN, name, message, "read its findings"
         for stage in planned.programs:
             if (other := _report_beside(folder / job.artifact, stage)) and other.run == report.run:
                 own.setdefault(stage, []).append(other)
@@ -142,9 +143,9 @@ def problems(planned: Planned, folder: Path, run: str) -> Iterator[Problem]:
         for name in names:
             if name not in rows:
                 message = f"was planned for {stage}, and is in no report of this run"
-                yield MISSING, name, message, "read the findings of its job"
+                yield NOT_REPORTED, name, message, "read the findings of its job"
             elif not rows[name]:
-                yield RED, name, f"did not pass {stage}", "read its findings in the report of its job"
+                yield NOT_GREEN, name, f"did not pass {stage}", "read its findings in the report of its job"
 
 
 def _report_beside(folder: Path, stage: str) -> Report | None:

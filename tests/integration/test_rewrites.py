@@ -46,7 +46,11 @@ def _turned(value: Any) -> Any:
 def _broken(write: Callable[..., Any], spoil: Callable[[Any], Any]) -> Callable[..., Any]:
     def written(*tensors: Any) -> Any:
         result = write(*tensors)
-        return (spoil(result[0]), *result[1:]) if isinstance(result, tuple) else spoil(result)
+        if not isinstance(result, tuple):
+            return spoil(result)
+        # An output that nobody reads is None.
+        used = next(number for number, value in enumerate(result) if value is not None)
+        return tuple(spoil(value) if number == used else value for number, value in enumerate(result))
 
     return written
 

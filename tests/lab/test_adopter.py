@@ -16,7 +16,8 @@ from provisioning.base.files import hash_file
 from provisioning.store.results import results_folder
 from tests.support.adopter import BROKEN, GOOD, Adopter, key_of
 
-pytestmark = pytest.mark.long("each run of the workflow checks out the toolkit in four jobs")
+# Each run of the workflow checks out the toolkit in four jobs.
+pytestmark = pytest.mark.whole
 
 VERDICT, JOB, SAVE = "qnn / verdict", "qnn / programs", "qnn / save"
 PULL_REQUEST, MAIN = "refs/pull/5/merge", "refs/heads/main"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -140,8 +141,9 @@ class TestStage:
         rule: str,
         code: int,
     ) -> None:
-        # Other tests run beside this one, and take the processor from what computes.
-        monkeypatch.setattr(outcome, "BUSY", 0.05)
+        # Other tests run beside this one, and take the processor from what computes: none is idle.
+        monkeypatch.setattr(outcome, "BUSY", 0.2)
+        monkeypatch.setattr(outcome, "IDLE", math.inf)
         self.wrong = {"do": "compile_context", "soc": "SM8650", "how": how, "words": words}
         limit = ("--timeout", "1")
         assert self.stage(tmp_path, "--accept", *limit, text=RECORDED) == code
