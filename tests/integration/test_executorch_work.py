@@ -18,7 +18,6 @@ import numpy
 import pytest
 
 from ci.__main__ import VERBS
-from ci.lanes.executorch import stage
 from ci.lanes.executorch import steps as compiling
 from ci.lanes.executorch.orders import ran_in
 from ci.lanes.executorch.stage import measure
@@ -320,7 +319,7 @@ def test_asked_to_end_it_ends_what_it_runs_and_says_so(
     def ended(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(stage, "ready_runner", ended)
+    monkeypatch.setattr(compiling, "ready_runner", ended)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert main("python -m ci", "", VERBS, ["test_emulator", "--reports", str(tmp_path)]) == 143
