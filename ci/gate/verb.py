@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
     )
     stages = with_lanes(gate_stages(), args.suite, args.only or ())
     tags = args.tag or ([] if args.suite else [TAG])
-    if args.suite:
+    # On GitHub a stage's report has the line that is annotated.
+    if args.suite and not _on_github(os.environ):
         for lane in dict.fromkeys(stage.lane for stage in stages if stage.lane and stage.name in names):
             # A suite with mistakes is refused before the first stage.
             jobs_of(lane, args.suite, tags, selection_of(args))

@@ -200,7 +200,8 @@ def test_a_model_without_a_digest_is_not_cached_and_says_why(
     (tmp_path / f"uncached_{name}.py").write_text(UNCACHED.format(code), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     run, place = {"precision": "8a8w", "calibration": 2}, str(tmp_path)
-    order = {"case": {"factory": f"uncached_{name}:net"}, "run": run, "soc": "SM8650", "runs": {"8a8w": run}}
+    order: dict[str, Any] = {"soc": "SM8650", "runs": {"8a8w": run}, "run": run, "run_of_model": {}}
+    order |= {"case": {}, "case_of_model": {"factory": f"uncached_{name}:net"}}
     order |= {"search_path": place, "working_folder": place, "log": str(tmp_path / "export.log")}
     try:
         reply: Any = export(order)

@@ -250,17 +250,24 @@ def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
     assert f"--reports {reports}" in Report.read(reports / "passes.json").command
 
 
-def test_a_suite_that_cannot_be_taken_is_one_finding_of_the_real_gate(reports: Path) -> None:
+@pytest.mark.parametrize("on_github", [False, True])
+def test_a_suite_with_a_mistake_is_refused_and_on_github_it_is_a_finding(
+    reports: Path, on_github: bool
+) -> None:
     (reports / "suite.toml").write_text(
         'schema = 2\n[case.net]\ncolour = "red"\n[[case.net.run]]\nlane = "executorch"\n'
     )
     command = [sys.executable, "-m", "ci", "gate", "--only", "test_lowering", "--reports", str(reports)]
     command += ["--suite", str(reports / "suite.toml"), "--store", str(reports / "store")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    (finding,) = Report.read(reports / "test_lowering.json").findings
-    assert (done.returncode, "colour" in finding.message) == (2, True), finding
-    assert "colour" in done.stdout
+    environ = {**os.environ, "GITHUB_ACTIONS": "true" if on_github else ""}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 2 and "colour" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    report = reports / "test_lowering.json"
+    assert report.exists() == on_github
+    assert not on_github or "colour" in Report.read(report).findings[0].message
 
 
 def test_a_gate_and_its_stages_are_one_run(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
