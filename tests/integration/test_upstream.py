@@ -142,6 +142,8 @@ class Suite:
         for name in [name for name in sys.modules if name.partition(".")[0] in ("executorch", "torch")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.syspath_prepend(self.package)
+        # Its executorch is that of the environment.
+        monkeypatch.setattr(sys, "prefix", str(self.root))
         for name, value in {
             "PYTHONPATH": self.package,
             "QNN_SDK_ROOT": self.sdk,
