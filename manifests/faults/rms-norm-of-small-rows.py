@@ -1,4 +1,4 @@
-"""rms-norm-of-small-rows: an RMS norm of an image whose rows have 32 values or fewer is wrong
+"""rms-norm-of-small-rows: An RMS norm of an image is wrong if its rows have 32 values or fewer
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math
