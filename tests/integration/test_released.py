@@ -64,7 +64,7 @@ def typed(folder: Path, command: str, code: int = 0) -> str:
 
 def test_one_command_releases_a_clone_and_the_readmes_line_installs_it(clone: Path, tmp_path: Path) -> None:
     release = f"release file://{clone}"
-    killing = 'test "$1" = update-ref && kill -9 $PPID; PATH=${PATH#*:}; exec git "$@"'
+    killing = 'test "$1" = update-ref && kill -9 $PPID && exit 9; PATH=${PATH#*:}; exec git "$@"'
     stand_in = script(tmp_path / "killing" / "git", killing)
     before = typed(clone, "git for-each-ref && git status --porcelain")
     typed(clone, f'PATH={shlex.quote(str(stand_in.parent))}:"$PATH" python -m lab {release}', code=137)
