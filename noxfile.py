@@ -67,11 +67,11 @@ def run_in_laboratory(session: nox.Session, verb: str) -> None:
 def add_session(name: str, verb: Verb, run_one: Callable[[nox.Session, str], None]) -> None:
     """Add a session of the verb's name, for `nox -l` with the verb's summary."""
 
-    def of_verb(session: nox.Session) -> None:
+    def run_verb(session: nox.Session) -> None:
         run_one(session, name)
 
-    of_verb.__doc__ = f"{verb.summary[0].upper()}{verb.summary[1:]}."
-    nox.session(name=name)(of_verb)
+    run_verb.__doc__ = f"{verb.summary[0].upper()}{verb.summary[1:]}."
+    nox.session(name=name)(run_verb)
 
 
 for name, verb in VERBS.items():

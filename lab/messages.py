@@ -25,12 +25,12 @@ def messages_in(folder: Path) -> dict[str, str]:
     """Each message of the libraries in a folder that tells of trouble, by its key."""
     found = dict[str, str]()
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        for text in _of_library(file):
+        for text in _texts_of_library(file):
             found.setdefault(key(text), text)
     return found
 
 
-def _of_library(path: Path) -> Iterator[str]:
+def _texts_of_library(path: Path) -> Iterator[str]:
     with path.open("rb") as stream:
         if not stream.read(4).startswith((b"\x7fELF", b"MZ")):
             return

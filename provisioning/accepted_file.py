@@ -48,7 +48,7 @@ class Accepted:
         subjects = {subject: values for subject, values in self.subjects.items() if is_kept(subject)}
         return replace(self, subjects=subjects)
 
-    def as_text(self) -> str:
+    def to_text(self) -> str:
         """Write one line for each value, sorted: a diff says what changed from which value to which."""
         rows = ",\n".join(
             f"    {json.dumps(f'{subject} {name}', ensure_ascii=False)}: {_json(values[name])}"
@@ -104,7 +104,7 @@ def accept(path: Path, change: Callable[[Accepted], Accepted]) -> Accepted:
     """Change what is on disk now: values that another run accepted meanwhile stay."""
     with lock(path.parent):
         results = change(load_accepted(path))
-        replace_text(path, results.as_text())
+        replace_text(path, results.to_text())
     return results
 
 

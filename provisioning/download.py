@@ -235,7 +235,7 @@ class Transfer:
         except requests.exceptions.TooManyRedirects:
             raise UpstreamError(f"{redact(url)}: redirected in circles", fix="try again later") from None
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise NetworkError(in_words(error, self.patience)) from None
+            raise NetworkError(describe_error(error, self.patience)) from None
 
     def _agree(self, response: requests.Response, url: str, offset: int) -> int | None:
         """The file's size, if it is known. Raises if it is another file, or not the range that was asked."""
@@ -431,7 +431,7 @@ def open_session() -> requests.Session:
     session.headers["User-Agent"] = f"qnn-ci (python-requests/{requests.__version__})"
     session.max_redirects = 10
     session.hooks["response"].append(_stay_encrypted)
-    logging.getLogger("urllib3.connectionpool").addFilter(_without_queries)
+    logging.getLogger("urllib3.connectionpool").addFilter(_remove_queries)
     for variable in BUNDLE_VARIABLES:
         if bundle := os.environ.get(variable):
             if not Path(bundle).exists():
@@ -457,7 +457,7 @@ def _stay_encrypted(response: requests.Response, **_: object) -> None:
         )
 
 
-def _without_queries(record: logging.LogRecord) -> bool:
+def _remove_queries(record: logging.LogRecord) -> bool:
     """Remove the queries of addresses from a log record: signed addresses carry their secret there, and
     urllib3 logs whole paths at DEBUG."""
     if isinstance(record.args, tuple):
@@ -501,7 +501,7 @@ def refuse_page(response: requests.Response, url: str) -> None:
         )
 
 
-def in_words(error: BaseException, patience: Patience) -> str:
+def describe_error(error: BaseException, patience: Patience) -> str:
     """The error in words, without the URL that libraries put into theirs."""
     import requests
     import urllib3

@@ -323,7 +323,7 @@ def consenting(fix: str, selection: Selection) -> str:
         components = [word for flag, word in pairwise(command) if flag == "--component"]
         return (*command, *_consents(selection, components))
 
-    return fix.with_commands(accepted)
+    return fix.map_commands(accepted)
 
 
 def _consents(selection: Selection, only: Collection[str] = ()) -> list[str]:
@@ -375,7 +375,7 @@ def users_own(
     for name in [name for name, value in values.items() if not value]:
         notes.append(Note(f"{name} is set but empty, and taken as not set", name))
         del values[name]
-    values = {name: value for name, value in values.items() if not _in_store(value, name, store)}
+    values = {name: value for name, value in values.items() if not _is_in_store(value, name, store)}
     if not values:
         return None
     name, value = next(iter(values.items()))
@@ -387,7 +387,7 @@ def users_own(
     return name, value
 
 
-def _in_store(value: str, variable: str, store: Path) -> bool:
+def _is_in_store(value: str, variable: str, store: Path) -> bool:
     return Path(os.path.realpath(user_path(value, variable))).is_relative_to(os.path.realpath(store))
 
 
@@ -432,7 +432,7 @@ def _named_or_stored(
     """
     variable = COMPONENT_VARIABLES[component]
     value = environ.get(variable)
-    if not value or not _in_store(value, variable, selection.store):
+    if not value or not _is_in_store(value, variable, selection.store):
         return tree
     if tree is not None and is_same_folder(value, str(tree.path)):
         return tree

@@ -70,7 +70,7 @@ class Executorch:
             return os.pathsep.join(rest)
         return os.pathsep.join([str(self.overlay), *filter(None, rest)])
 
-    def in_words(self, version: str) -> str:
+    def describe(self, version: str) -> str:
         """Describe it in words. `version` is the one that its Python finds."""
         if self.build is None:
             return f"{version} (wheel)"
@@ -106,7 +106,7 @@ def choose(
     exported, built = _overlays(_entries(environ)), _overlays([overlay])
     if named:
         build_command = building(_profile_with_headers(selection, environ))
-        return _of_named_tree(named, [*exported, *built, wheel], build_command)
+        return _choose_named_tree(named, [*exported, *built, wheel], build_command)
     if exported:
         return exported[0]
     for candidate in built:
@@ -122,7 +122,7 @@ def choose(
     return wheel
 
 
-def _of_named_tree(
+def _choose_named_tree(
     named: tuple[str, str], candidates: Sequence[Executorch], build_command: Fix
 ) -> Executorch:
     """The candidate that was built of the user's tree; none is refused."""

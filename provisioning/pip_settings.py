@@ -65,7 +65,7 @@ def uv_variables(environ: Mapping[str, str], *, portable: bool = False) -> dict[
     return variables
 
 
-def without_project(environ: Mapping[str, str]) -> dict[str, str]:
+def uv_config_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables by which uv reads the user's or the machine's configuration, and not the one of the
     project in the current folder: its `[tool.uv]` is about its own packages."""
     if environ.get("UV_CONFIG_FILE") or environ.get("UV_NO_CONFIG"):
@@ -106,7 +106,7 @@ def pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def with_credentials(url: str, environ: Mapping[str, str]) -> str:
+def add_credentials(url: str, environ: Mapping[str, str]) -> str:
     """The address of a file with the user and password that the settings have for its host.
 
     pip's report leaves them out.

@@ -19,7 +19,7 @@ from pathlib import Path
 from provisioning import pip_settings
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
-from provisioning.base.progress import at_work
+from provisioning.base.progress import show_working
 from provisioning.base.proxies import dead_proxy
 from provisioning.base.settings import CLONE, MANIFESTS, ROOT, cache_folder
 
@@ -113,7 +113,7 @@ class PythonEnvironments:
                 shutil.rmtree(home, ignore_errors=True)
                 uv = self._uv_for(name)
                 # Lines on a terminal too: what draws bars is not installed yet.
-                with at_work(f"Making the {name} environment", self.log):
+                with show_working(f"Making the {name} environment", self.log):
                     self._fill(name, home, uv)
                 stamp.write_text(new_stamp, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
@@ -290,7 +290,7 @@ def _uv_cache() -> Path:
 
 
 def _variables() -> dict[str, str]:
-    own = pip_settings.without_project(os.environ)
+    own = pip_settings.uv_config_variables(os.environ)
     return {**os.environ, **pip_settings.uv_variables(os.environ), **own}
 
 

@@ -93,7 +93,7 @@ class LibraryTable(Model):
     @cached_property
     def _required(self) -> re.Pattern[str]:
         lpai = [name for table in self.lpai.values() for name in (*table.libraries, *table.skels)]
-        return re.compile("|".join([self._needed_by_targets.pattern, *_of_any_arch(lpai)]))
+        return re.compile("|".join([self._needed_by_targets.pattern, *_patterns_for_any_arch(lpai)]))
 
     @cached_property
     def _needed_by_targets(self) -> re.Pattern[str]:
@@ -101,7 +101,7 @@ class LibraryTable(Model):
         for target in self.targets.values():
             names += [name for group in target.libraries for name in group]
             names += [*target.soc_libraries, *target.skels]
-        return re.compile("|".join(_of_any_arch(names)))
+        return re.compile("|".join(_patterns_for_any_arch(names)))
 
     def directory(self, name: str) -> tuple[Directory, int | None] | None:
         """The row of a directory under lib/, and its Hexagon arch; None if no row fits."""
@@ -112,7 +112,7 @@ class LibraryTable(Model):
         return None
 
 
-def _of_any_arch(names: Iterable[str]) -> list[str]:
+def _patterns_for_any_arch(names: Iterable[str]) -> list[str]:
     """Patterns of these file names, whatever their folder and arch."""
     return sorted({re.escape(name.rpartition("/")[2]).replace(r"\{arch\}", r"\d+") for name in names})
 
@@ -254,7 +254,7 @@ class Library:
     def name(self) -> str:
         return self.path.name
 
-    def of_another_build(self, build_id: str) -> list[str]:
+    def contradicting_builds(self, build_id: str) -> list[str]:
         """Return what it says of its build that contradicts this id, which may lack its end."""
         return [build for build in self.build_ids if not build.startswith(build_id)] or [
             piece for piece in self.build_pieces if not is_piece_of(piece, build_id)

@@ -159,7 +159,7 @@ class Wheel(FileSource):
         # A finished copy needs no index, so a filled store works offline.
         if present := Transfer(into, sha256, size, progress, self.filename).reuse():
             return present
-        url = pip_settings.with_credentials(_address(self), os.environ)
+        url = pip_settings.add_credentials(_address(self), os.environ)
         try:
             return fetch(url, into, sha256=sha256, size=size, progress=progress, name=self.filename)
         except UpstreamError as error:

@@ -59,7 +59,7 @@ class Traffic:
 NO_TRAFFIC = Traffic()
 
 
-def in_plain_words(error: str) -> str:
+def reword_error(error: str) -> str:
     """Reword QNN's error where its own words say nothing to a reader."""
     return RANK.sub(_rank_in_words, error)
 
@@ -80,7 +80,7 @@ class Refusal(NamedTuple):
 
     def __str__(self) -> str:
         code = f"{self.code.code} {self.code.name}".strip()
-        return ": ".join(filter(None, [code, in_plain_words(self.error)]))
+        return ": ".join(filter(None, [code, reword_error(self.error)]))
 
 
 def refusals(log: str) -> dict[str, Refusal]:
@@ -137,7 +137,7 @@ class QnnEstimate:
     uncosted: int
     """Operators that the estimate counts as nothing."""
 
-    def as_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:
         return asdict(self)
 
 

@@ -412,7 +412,7 @@ def torch_kind_of(path: Path) -> str:
     return SAVED if "data.pkl" in names else ""
 
 
-def as_model(kind: str, path: Path) -> Fix:
+def fix_for_torch_file(kind: str, path: Path) -> Fix:
     """Say how to give a file of torch to `compile`."""
     if kind == EXPORTED:
         return Fix("compile it: {}", session("compile", path, "-o", "out"))
@@ -431,7 +431,9 @@ def as_model(kind: str, path: Path) -> Fix:
 def refuse_torch_file(path: Path) -> None:
     """Raise CheckFailed for a file of torch where a compiled program is needed."""
     if kind := torch_kind_of(path):
-        raise CheckFailed(f"{path}: expected a compiled program, found {kind}", fix=as_model(kind, path))
+        raise CheckFailed(
+            f"{path}: expected a compiled program, found {kind}", fix=fix_for_torch_file(kind, path)
+        )
 
 
 def record_path(artifact: Path) -> Path:

@@ -185,7 +185,7 @@ def open_tree(root: Path, paths: Collection[str] = ()) -> SourceTree:
     state = state_of(root)
     repository, commit = root, state.commit
     if not commit:
-        repository, commit = _of_store(root)
+        repository, commit = _find_checkout(root)
     return SourceTree(
         root=root,
         version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
@@ -226,7 +226,7 @@ def file_names(root: Path) -> dict[str, list[str]]:
     return names
 
 
-def _of_store(root: Path) -> tuple[Path, str]:
+def _find_checkout(root: Path) -> tuple[Path, str]:
     """The checkout and the commit of a tree of the store, which keeps the checkout as long as the tree."""
     from provisioning.store import Store
     from provisioning.store.inventory import Inventory
@@ -263,7 +263,7 @@ def link_with_copies(tree: Path, copies: Collection[str], into: Path, folders: C
     """Update `into`: links to the tree, and copies of some folders. Unchanged files keep their time.
 
     `folders` are made and not linked, with their parents: `..` in a path through them stays in `into`."""
-    own_folders = _with_parents([*copies, *folders]) - set(copies)
+    own_folders = _add_parents([*copies, *folders]) - set(copies)
     _link(tree, into, own_folders, lambda place: place in copies)
     ignore = shutil.ignore_patterns(REPOSITORY)
     for folder in copies:
@@ -287,7 +287,7 @@ def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profil
     part = into.with_name(f".{into.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     parents = {str(PurePosixPath(place).parent) for place in files}
-    folders = _with_parents(parents)
+    folders = _add_parents(parents)
     ours = {*files, VERSION}
     _link(tree.root, part / OWN_NAME, folders, lambda place: place in ours or _is_stale(place, parents))
     for folder in folders - {"."}:
@@ -325,7 +325,7 @@ def _link(tree: Path, into: Path, folders: Iterable[str], skip: Callable[[str], 
                 link.symlink_to(tree / place)
 
 
-def _with_parents(folders: Iterable[str]) -> set[str]:
+def _add_parents(folders: Iterable[str]) -> set[str]:
     """These folders and all their parents; `.` is the tree."""
     return {".", *folders}.union(*(map(str, PurePosixPath(folder).parents) for folder in folders))
 

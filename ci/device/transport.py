@@ -89,7 +89,7 @@ class Adb:
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> CommandResult:
         # adb gives no exit code for devices before Android 7, so the script prints it.
-        output = self._adb(["shell", _with_exit_code(script)], seconds).replace("\r\n", "\n")
+        output = self._adb(["shell", _append_exit_code(script)], seconds).replace("\r\n", "\n")
         return _answer(output, self.name, "see `adb devices`")
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
@@ -131,7 +131,7 @@ class Ssh:
         return self.destination
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> CommandResult:
-        output = self._ssh(_with_exit_code(script), None, seconds).decode("utf-8", "replace")
+        output = self._ssh(_append_exit_code(script), None, seconds).decode("utf-8", "replace")
         return _answer(output, self.name, quoted("ssh", self.destination))
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
@@ -186,7 +186,7 @@ def batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
         yield names[start : start + BATCH]
 
 
-def _with_exit_code(script: str) -> str:
+def _append_exit_code(script: str) -> str:
     return f"( {script}\n) 2>&1; echo {_EXIT}$?"
 
 

@@ -47,7 +47,7 @@ class Explanation:
         return f"{self.cause} ({self.id}: {self.source})" if self.public else f"{self.cause} ({self.id})"
 
     @property
-    def with_text(self) -> str:
+    def cause_and_text(self) -> str:
         """The cause, and the line that tells of it."""
         return f"{self.cause.rstrip('.')}: {self.text}"
 
@@ -90,7 +90,7 @@ class Diagnosis:
 
 def diagnosed(log: Readable, subject: str) -> Diagnosis:
     """Return what is known of a log. One without a line of trouble is healthy, whatever rules match."""
-    text = of_log(log)
+    text = read_log_text(log)
     if not text.trouble:
         return Diagnosis(subject, lines=text.lines, harmless=text.harmless)
     first, *later = _explanations(text) or [None]
@@ -114,7 +114,7 @@ def diagnosed(log: Readable, subject: str) -> Diagnosis:
 
 
 def _explanations(text: LogText) -> list[Explanation | None]:
-    texts = [text, *filter(None, [text.without_sources()])]
+    texts = [text, *filter(None, [text.remove_sources()])]
     hits = dict[str, tuple[int, FailureRule, bytes]]()
     for rule in failure_rules().values():
         for log in texts:
@@ -201,7 +201,7 @@ def nearest(text: str) -> Explanation | None:
     return next(iter(read(text).explanations), None)
 
 
-def of_model(text: str) -> Explanation | None:
+def failure_of_model(text: str) -> Explanation | None:
     """Find the first failure in which torch or ExecuTorch cannot load, export, quantize or lower a model."""
     diagnosis = read(text)
     rows = (*diagnosis.explanations, *diagnosis.later)
@@ -214,7 +214,7 @@ def causes(text: str) -> str:
     return f"\n  {row}\n  fix: {row.fix}" if (row := nearest(text)) else ""
 
 
-def of_number(number: int) -> Diagnosis:
+def explain_number(number: int) -> Diagnosis:
     """Explain what a number means to each program that has it, then the failures that it is known from."""
     code = code_named(number)
     readings = (row.code(number) for row in table().numbers if row.names or row.offset)
@@ -226,7 +226,7 @@ def of_number(number: int) -> Diagnosis:
     return Diagnosis(subject, explanations, tuple(replace(code, general=False) for code in codes))
 
 
-def of_failure(name: str) -> Explanation | None:
+def explain_rule(name: str) -> Explanation | None:
     """A known failure by the id of its rule."""
     rule = failure_rules().get(name)
     return _explanation(rule) if rule else None
@@ -237,7 +237,7 @@ def data_type_name(number: int) -> str:
     return table().data_types.get(number, f"{number:#x}")
 
 
-def with_names_of_data_types(text: str) -> str:
+def name_data_types(text: str) -> str:
     """Replace numbers that stand for data types by the names of these."""
     data, parts, end = text.encode("utf-8", "replace"), list[bytes](), 0
     for match in DATA_TYPES.finditer(data):
@@ -312,14 +312,14 @@ class LogText:
     def line_at(self, start: int) -> bytes:
         return self.rows[self.text.count(b"\n", 0, start)]
 
-    def without_sources(self) -> LogText | None:
+    def remove_sources(self) -> LogText | None:
         """Remove the names of sources that logcat or the like puts before each line: a message of several
         lines is then as its program wrote it."""
         bare, sources = SOURCE.subn(b"", self.text)
         return LogText(bare, self.numbers, self.rows) if sources else None
 
 
-def of_log(log: Readable) -> LogText:
+def read_log_text(log: Readable) -> LogText:
     result, counts, is_small = LogText(), Counter[bytes](), True
     for block, last in _blocks(log):
         lines = block.split(b"\n")

@@ -309,7 +309,7 @@ def _rule(
         frozenset(unless),
         Rank[rank],
         flags.get("several", False),
-        frozenset(map(_as_number, codes)),
+        frozenset(map(_parse_number, codes)),
         cause,
         Fix(fix, *commands),
         source,
@@ -317,7 +317,7 @@ def _rule(
     )
 
 
-def _as_number(value: int | str) -> Number:
+def _parse_number(value: int | str) -> Number:
     """`1002`, or `Genie -4` of another program than QNN."""
     if isinstance(value, int):
         return (QNN, value)

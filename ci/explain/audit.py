@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from ci.artifacts.compiler_log import Traffic
 from ci.operators import CpuOperator
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from provisioning.base.units import aligned
 
 FAILED = "does not compile"
@@ -54,14 +54,14 @@ def fails(row: AuditRow | NoProgram) -> bool:
 
 def document(rows: AuditRows) -> dict[str, dict[str, Any]]:
     """Return the evidence of an answer; each operator on the CPU also has what to write instead."""
-    answers = {scheme: as_json(row) for scheme, row in rows.items()}
+    answers = {scheme: to_json(row) for scheme, row in rows.items()}
     for scheme, row in rows.items():
         if isinstance(row, AuditRow):
-            answers[scheme]["cpu"] = [{**as_json(node), "suggestion": str(node.fix)} for node in row.cpu]
+            answers[scheme]["cpu"] = [{**to_json(node), "suggestion": str(node.fix)} for node in row.cpu]
     return answers
 
 
-def as_text(rows: AuditRows) -> Iterator[str]:
+def text_lines(rows: AuditRows) -> Iterator[str]:
     """Yield a table of operators by precision, the cost of the CPU's part, then each operator on the CPU with
     its line."""
     compiled = {scheme: row for scheme, row in rows.items() if isinstance(row, AuditRow)}
@@ -79,7 +79,7 @@ def as_text(rows: AuditRows) -> Iterator[str]:
     titles = dict.fromkeys(title for cells in costs.values() for title in cells)
     lines += [(title, *(costs.get(scheme, {}).get(title, "") for scheme in rows)) for title in titles]
     yield from aligned(lines)
-    yield from _on_cpu(compiled)
+    yield from _cpu_lines(compiled)
     errors: dict[tuple[str, str], list[str]] = {}
     for scheme, row in rows.items():
         if isinstance(row, NoProgram):
@@ -112,7 +112,7 @@ def cells_of(row: AuditRow) -> dict[str, str]:
     return cells
 
 
-def _on_cpu(rows: Mapping[str, AuditRow]) -> Iterator[str]:
+def _cpu_lines(rows: Mapping[str, AuditRow]) -> Iterator[str]:
     schemes_of: dict[tuple[str, str, str, bool, str], list[str]] = {}
     for scheme, row in rows.items():
         for operator in row.cpu:

@@ -28,7 +28,7 @@ from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
 from provisioning.base.errors import ToolkitError
 from provisioning.base.findings import Place
-from provisioning.base.units import in_decibels
+from provisioning.base.units import format_decibels
 from provisioning.known_faults import SuspectedFault
 
 SECONDS = 90.0
@@ -59,7 +59,7 @@ class Cause:
     in_compiler: bool = False
     """Whether a step of the compiler is at fault; other precisions then have the fault, too."""
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         return "; ".join([self.words, *(f"suspected: {fault.message}" for fault in self.suspected)])
 
 
@@ -124,7 +124,7 @@ def _searched_cause(
         cause = scores_cause(lane.scores_of(model, program, request))
     if broken is None or cause.nodes:
         return cause
-    return replace(cause, words=f"{cause.words}; {broken.in_words()}")
+    return replace(cause, words=f"{cause.words}; {broken.describe()}")
 
 
 def add_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
@@ -134,7 +134,7 @@ def add_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
 
 def step_cause(broken: BrokenStep) -> Cause:
     nodes = (broken.node,)
-    return Cause(broken.in_words(), nodes, broken.line, lines=broken.around, in_compiler=True)
+    return Cause(broken.describe(), nodes, broken.line, lines=broken.around, in_compiler=True)
 
 
 def divergence_cause(result: DivergenceResult, goes_on: str) -> Cause:
@@ -163,4 +163,4 @@ def scores_cause(scores: Scores) -> Cause:
 
 
 def _decibels(noise: float) -> str:
-    return in_decibels(-10 * math.log10(noise))
+    return format_decibels(-10 * math.log10(noise))

@@ -25,14 +25,14 @@ from ci.explain.losses import FOREVER
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.operators import Traits
-from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
+from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, describe_figures, least_sqnr_db
 from ci.work.outcome import Failure
 from ci.work.plain import Facts
 from ci.work.request import irrelevant
 from provisioning.base.commands import captured
 from provisioning.base.files import replace_text
 from provisioning.base.rendering import plural
-from provisioning.base.units import EXACT_DB, bound_in_decibels, in_decibels
+from provisioning.base.units import EXACT_DB, bound_in_decibels, format_decibels
 from provisioning.known_faults import SuspectedFault
 
 RUINED_DB = 1.0
@@ -164,10 +164,10 @@ class Cuts:
             return None
         key = (tuple(names), tuple(inputs))
         if key not in self.errors:
-            self.errors[key] = self.power(_sqnr_db(with_error(self.graph, names, inputs, self.chips)))
+            self.errors[key] = self.power(_sqnr_db(outputs_with_error(self.graph, names, inputs, self.chips)))
         return self.errors[key]
 
-    def of_integers(self, name: str) -> Worst | None:
+    def integer_source(self, name: str) -> Worst | None:
         """Return the source of the integers that an operator reads, and the error that it causes through all
         their readers. It is None unless the operator is right when it gets the chip's integers."""
         graph = self.graph
@@ -197,7 +197,9 @@ class Cuts:
         return float(10 ** (-max(sqnr_db, self.program_db) / 10))
 
 
-def with_error(graph: Graph, names: Sequence[str], operands: Sequence[str], chips: Arrays) -> list[Pair]:
+def outputs_with_error(
+    graph: Graph, names: Sequence[str], operands: Sequence[str], chips: Arrays
+) -> list[Pair]:
     """Return the model's outputs on the CPU without and with the errors that the chip has at nodes, less what
     the errors of the operands cause there. `chips` are the outputs of programs that end at a node."""
     import numpy
@@ -364,13 +366,13 @@ def verdict_of(result: DivergenceResult) -> str:
     if first.rounds:
         # Others may be wrong where not all were searched.
         words = "" if late else "no operator is wrong: "
-        words += f"rounding {place} alone ({in_decibels(first.sqnr_db)}) gives {share}"
+        words += f"rounding {place} alone ({format_decibels(first.sqnr_db)}) gives {share}"
         return "; ".join(filter(None, [words, late]))
     operands = ", ".join(
-        f"{name} not measured" if value is None else f"{name} {in_decibels(value)}"
+        f"{name} not measured" if value is None else f"{name} {format_decibels(value)}"
         for name, value in first.operands.items()
     )
-    figure = in_decibels(first.sqnr_db) + (" where its integers are read" if first.integers else "")
+    figure = format_decibels(first.sqnr_db) + (" where its integers are read" if first.integers else "")
     alike = f", and {plural(first.alike, 'other place')} can have its fault" if first.alike else ""
     is_cause = "suspected" if None in first.operands.values() else "the cause is"
     words = f"{is_cause} {place}: {figure} against {result.reference}"
@@ -386,8 +388,8 @@ def _why_faint(first: DivergentOperator) -> str:
     return f"{most}, and below {LEAST_HALF:.1g} fp16 has few digits: scale them"
 
 
-def as_text(result: DivergenceResult) -> Iterator[str]:
-    sqnr = in_words({"sqnr_db": result.sqnr_db})
+def text_lines(result: DivergenceResult) -> Iterator[str]:
+    sqnr = describe_figures({"sqnr_db": result.sqnr_db})
     yield f"the whole program: {sqnr} against {result.reference}"
     if result.sqnr_db >= result.least:
         yield f"it matches: at least {bound_in_decibels(result.least)}"
@@ -484,7 +486,7 @@ class Divergence:
         if best and best[0] not in cuts.rounds and not self.between:
             # Nothing is known yet of the integers that it reads.
             self.keep(self._result(best, ("", best[0])))
-            best = cuts.of_integers(best[0]) or best
+            best = cuts.integer_source(best[0]) or best
         return self._result(best or suspect, self.between)
 
     def _worst_suspect(self) -> Worst | None:

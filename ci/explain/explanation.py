@@ -50,7 +50,7 @@ def explain_products(
         history.searched |= bool(outcome.wrong or cause)
         results.append(replace(product, outcome=outcome))
         if cause and not outcome.wrong:
-            sys.stdout.write(f"{cause.in_words()}\n")
+            sys.stdout.write(f"{cause.describe()}\n")
     return results
 
 
@@ -104,11 +104,11 @@ def _filled(fix: str, model: OneModel, soc: str) -> str:
     if not isinstance(fix, Fix):
         return fix
     (repair,) = model.command("repair", soc, "-o", "repaired").commands
-    return fix.with_commands(lambda command: repair if command[:2] == ("repair", "MODEL") else command)
+    return fix.map_commands(lambda command: repair if command[:2] == ("repair", "MODEL") else command)
 
 
 def _explained_death(outcome: Outcome, cause: Cause | None, proofs: Proofs) -> Outcome:
-    words = [outcome.error, *([cause.in_words()] if cause and cause.words else [])]
+    words = [outcome.error, *([cause.describe()] if cause and cause.words else [])]
     fix = outcome.fix
     # A fix whose own trial failed is none.
     was_tried = isinstance(fix, Fix) and any(command[0] == "repair" for command in fix.commands)
@@ -124,7 +124,7 @@ def _explained_wrong(outcome: Outcome, cause: Cause | None, proofs: Proofs) -> O
         # A part of an output, or whole numbers: what the model returns is its author's to change.
         fixes += [first.fix]
     else:
-        words += [cause.in_words()]
+        words += [cause.describe()]
         place = cause.place or place
         if cause.goes_on:
             commands = list(dict.fromkeys(fault.command for fault in cause.suspected))

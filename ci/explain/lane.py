@@ -19,7 +19,7 @@ from ci.one_model.product import Outcome, Product
 from ci.suite.lane import AnyLane, L, Lane, LaneStep
 from ci.suite.options import Choice
 from ci.suite.programs import P, Program
-from ci.suite.stage import of_program
+from ci.suite.stage import results_of_program
 from ci.work.outcome import Result
 from provisioning.base.commands import Fix
 from provisioning.base.errors import ToolkitError, UsageError
@@ -54,7 +54,7 @@ class Searches(Generic[P]):
     """It names a precision as the lane's runs do."""
 
 
-def _as_it_is(model: OneModel, folder: Path) -> OneModel:
+def _keep_form(model: OneModel, folder: Path) -> OneModel:
     return model
 
 
@@ -71,7 +71,7 @@ class ModelLane(Lane[P, L], Generic[P, L]):
     product: Callable[[OneModel, L, P, Mapping[str, Result]], Product]
     """It returns what is made of a program, from its results by step. It raises the error of a program that
     could not be made."""
-    own_form_of: Callable[[OneModel, Path], OneModel] = _as_it_is
+    own_form_of: Callable[[OneModel, Path], OneModel] = _keep_form
     """It returns the model in the form that the lane takes, and writes a converted model into the folder."""
     run_program: Callable[[OneModel, Sequence[str]], Ran] | None = None
     """It returns what a compiled program gives for these inputs."""
@@ -94,7 +94,7 @@ class ModelLane(Lane[P, L], Generic[P, L]):
         products = list[Product | ToolkitError]()
         for program in self.suites.own(plan.programs):
             try:
-                products.append(self.product(model, plan, program, of_program(program, results)))
+                products.append(self.product(model, plan, program, results_of_program(program, results)))
             except ToolkitError as error:
                 products.append(error)
         return products
@@ -202,7 +202,8 @@ def outcomes_of(lane: AnyModelLane, model: OneModel, programs: Sequence[Program]
     here."""
     products = lane.products_of(model, programs)
     return [
-        product.outcome if isinstance(product, Product) else Outcome.of_error(product) for product in products
+        product.outcome if isinstance(product, Product) else Outcome.from_error(product)
+        for product in products
     ]
 
 
@@ -210,7 +211,7 @@ def outcome_of(lane: AnyModelLane, model: OneModel) -> Outcome:
     try:
         (outcome,) = outcomes_of(lane, model, lane.programs_of(model))
     except ToolkitError as error:
-        return Outcome.of_error(error)
+        return Outcome.from_error(error)
     return outcome
 
 

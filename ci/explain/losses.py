@@ -12,7 +12,7 @@ from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import EQUAL_DB, HALF_MOST
 from ci.work.request import irrelevant
-from provisioning.base.units import aligned, in_decibels
+from provisioning.base.units import aligned, format_decibels
 
 SHOWN = 20
 FOREVER = 1e9
@@ -30,9 +30,9 @@ class Loss(OperatorAt):
 
     @property
     def figures(self) -> str:
-        return f"{in_decibels(self.before_db)} before it, {in_decibels(self.after_db)} after it"
+        return f"{format_decibels(self.before_db)} before it, {format_decibels(self.after_db)} after it"
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         of_module = f" of {self.module}" if self.module else ""
         line = f" at {self.source} `{self.code}`" if self.source else ""
         return f"{self.operator}{of_module}{line} ({self.figures})"
@@ -150,14 +150,14 @@ def scores_of(floats: Graph, quantized: Sequence[Graph], seconds: float = FOREVE
     if seconds < FOREVER:
         groups.sort(key=lambda nodes: -max(_own_share(errors[0], values, node.name) for node in nodes))
 
-    def of_groups() -> Iterator[Mapping[str, Array]]:
+    def group_errors() -> Iterator[Mapping[str, Array]]:
         for nodes in groups:
             if time.monotonic() > over:
                 return
             for of_model in errors:
                 yield {node.name: of_model[node.name] for node in nodes if node.name in of_model}
 
-    noises = [_noise(reference, outputs) for outputs in floats.disturbed(of_groups())]
+    noises = [_noise(reference, outputs) for outputs in floats.disturbed(group_errors())]
     members = {node.name for nodes in groups for node in nodes}
     units = tuple(
         _score(floats, nodes, values, members, noises[number * count :][:count])
@@ -200,7 +200,7 @@ def _noise(reference: Sequence[Array], outputs: Sequence[Array]) -> float:
     return worst
 
 
-def as_text(summary: str, losses: Sequence[Loss]) -> Iterator[str]:
+def text_lines(summary: str, losses: Sequence[Loss]) -> Iterator[str]:
     """Yield the losses as a table. `summary` says what the model loses."""
     yield summary
     if not losses:
@@ -208,7 +208,7 @@ def as_text(summary: str, losses: Sequence[Loss]) -> Iterator[str]:
         return
     rows = [("after", "before", "operator", "where")]
     rows += [
-        (in_decibels(loss.after_db), _before(loss.before_db), loss.operator, where_of(loss, loss.node))
+        (format_decibels(loss.after_db), _before(loss.before_db), loss.operator, where_of(loss, loss.node))
         for loss in losses[:SHOWN]
     ]
     yield from aligned(rows)
@@ -217,7 +217,7 @@ def as_text(summary: str, losses: Sequence[Loss]) -> Iterator[str]:
 
 
 def _before(decibels: float) -> str:
-    return "exact" if decibels >= EQUAL_DB else in_decibels(decibels)
+    return "exact" if decibels >= EQUAL_DB else format_decibels(decibels)
 
 
 def where_of(row: OperatorAt, node: str = "") -> str:

@@ -18,7 +18,7 @@ from ci.explain.divergence import ARRAYS, ScriptRequest, arrays_source
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
-from ci.suite.onnx_runtime import OnnxModel, on_cpu
+from ci.suite.onnx_runtime import OnnxModel, run_on_cpu
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 NO_PLACE = OperatorAt("", "", "", "")
@@ -154,7 +154,7 @@ class OnnxGraph(Graph):
             for place in self.everywhere(name)
         }
         if not arrays:
-            rows = on_cpu(self.source, self.feeds())
+            rows = run_on_cpu(self.source, self.feeds())
         else:
             rows = self._rows_of([name for name in names if name not in arrays], arrays)
         return [
@@ -172,7 +172,7 @@ class OnnxGraph(Graph):
             {name: arrays[name][number] if name in arrays else sample[name] for name in inputs}
             for number, sample in enumerate(self.samples)
         ]
-        return on_cpu(part, feeds)
+        return run_on_cpu(part, feeds)
 
     def _part_of(self, outputs: Sequence[str], begins: Collection[str] = ()) -> onnx.ModelProto:
         """Return the part that computes these tensors from given tensors and the inputs."""
@@ -240,12 +240,12 @@ class OnnxGraph(Graph):
 
     def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterator[Sequence[Array]]:
         zeros = {f"{ERROR}{tensor}": np.zeros_like(array) for tensor, array in self._first.items()}
-        model = _with_errors(self.model, self._first)
+        model = _add_error_inputs(self.model, self._first)
         inputs = (
             {**self.feeds()[0], **zeros, **{f"{ERROR}{self.tensors[name]}": row[name] for name in row}}
             for row in errors
         )
-        for outputs in on_cpu(model, inputs):
+        for outputs in run_on_cpu(model, inputs):
             yield [outputs[value.name] for value in self.model.graph.output]
 
     def script(self, request: ScriptRequest, options: Mapping[str, str], before: int) -> str:
@@ -278,7 +278,7 @@ def values_of(model: onnx.ModelProto, samples: Sequence[Sample], names: Iterable
     probe.graph.output.extend(
         helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name not in own_names
     )
-    outputs = on_cpu(probe, samples)
+    outputs = run_on_cpu(probe, samples)
     return [{**sample, **row} for sample, row in zip(samples, outputs, strict=True)]
 
 
@@ -309,12 +309,12 @@ def _own_errors(quantized: OnnxGraph, values: Mapping[str, Array], sample: Sampl
     graph.input.extend(_float(f"{FLOAT}{name}", values[name].shape) for name in operands)
     feed = {name: array for name, array in sample.items() if name in inputs}
     feed |= {f"{FLOAT}{name}": values[name] for name in operands}
-    (arrays,) = on_cpu(model, [feed])
+    (arrays,) = run_on_cpu(model, [feed])
     results = [(name, arrays[tensor]) for name, tensor in sources.items()]
     return {name: array - values[name] for name, array in results if array.shape == values[name].shape}
 
 
-def _with_errors(source: onnx.ModelProto, tensors: Collection[str]) -> onnx.ModelProto:
+def _add_error_inputs(source: onnx.ModelProto, tensors: Collection[str]) -> onnx.ModelProto:
     """Copy the model, with an input beside each of these tensors, which is added to it."""
     model = onnx.ModelProto()
     model.CopyFrom(source)

@@ -61,10 +61,10 @@ def fewest_of(lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None,
         if choice not in trials:
             rules = tuple(rule for names in choice for rule in names)
             part = rewritten if choice == all_rules else lane.rewritten(model, rules)
-            candidate = of_rewritten(model, part)
+            candidate = rewritten_model(model, part)
             trials[choice] = part, outcome_of(lane, candidate) if candidate else before
             if len(all_rules) > 1:
-                sys.stderr.write(f"  with {', '.join(rules)}: {trials[choice][1].in_words()}\n")
+                sys.stderr.write(f"  with {', '.join(rules)}: {trials[choice][1].summary_line()}\n")
         return trials[choice][1]
 
     winner: Rules = ()
@@ -82,13 +82,13 @@ def fewest_of(lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None,
     winner = smallest(winner, first)
     rewrite, after = trials[winner]
     refused = [change for change in rewritten.changes if change.refused]
-    words = f"it gains nothing on the emulator: {after.in_words()} without it"
+    words = f"it gains nothing on the emulator: {after.summary_line()} without it"
     refused += [replace(change, refused=words) for change in rewritten.places if change.rules not in winner]
     with_all = trials[all_rules][1] if all_rules else None
     return Repair(model, before, rewrite, with_all, after if winner else None, refused)
 
 
-def of_rewritten(model: OneModel, rewritten: Rewritten) -> OneModel | None:
+def rewritten_model(model: OneModel, rewritten: Rewritten) -> OneModel | None:
     """Return the rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.places:
         return None
@@ -111,7 +111,7 @@ def repair_model(
     """Repair a model: if rewrites help, write the rewritten model and what to change in its source."""
     repair = fewest_of(lane, model, only, outcome_of(lane, model))
     now, after, rewritten = repair.now, repair.after, repair.rewritten
-    print("\n".join(_as_text(repair)))
+    print("\n".join(_text_lines(repair)))
     files = _write(repair, report) if after else []
     answer.add(
         model=model.typed,
@@ -135,11 +135,11 @@ def _report(repair: Repair, report: ModelReport) -> None:
         report.fail(f"{subject}: {now.reason}", now.fix)
 
 
-def _as_text(repair: Repair) -> Iterator[str]:
+def _text_lines(repair: Repair) -> Iterator[str]:
     changes, refused, rows = repair.rewritten.places, repair.refused, repair.rows
     if changes:
         yield "rewritten, and proved the same on the CPU:"
-        yield from _of_changes(changes)
+        yield from _change_lines(changes)
     elif not refused:
         yield "no part of the model has a known fault that a rewrite repairs"
     if refused:
@@ -156,7 +156,7 @@ def _as_text(repair: Repair) -> Iterator[str]:
         yield from (f"{name}: {finding.message}" for finding in row.wrong)
 
 
-def _of_changes(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
+def _change_lines(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
     """Yield each rewrite with its places, and what to write there."""
     by_words: dict[tuple[str, tuple[str, ...], str], list[RewrittenPlace]] = {}
     for change in rewritten_places:
@@ -182,7 +182,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     with writing_into(output.absolute(), model.selection.store) as (new, publish):
         require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
         shutil.copyfile(rewritten.model, new / path.name)
-        (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.places)) + "\n", encoding="utf-8")
+        (new / f"{stem}.txt").write_text("\n".join(_change_lines(rewritten.places)) + "\n", encoding="utf-8")
         if rewritten.samples and not samples:
             samples, inferences = str(output / f"{stem}-samples"), rewritten.compared or inferences
             shutil.copytree(rewritten.samples, new / f"{stem}-samples")

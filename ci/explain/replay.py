@@ -17,7 +17,7 @@ from ci.explain.sqnr import sqnr_between
 from ci.models.compiler_errors import CompilerStep
 from ci.models.model_lines import OperatorAt
 from ci.work.request import irrelevant
-from provisioning.base.units import in_decibels
+from provisioning.base.units import format_decibels
 
 MOST_OF_ERROR = 1 / 3
 """A step that adds a smaller share of the program's error is not its cause."""
@@ -64,14 +64,14 @@ class BrokenStep(OperatorAt):
         """Whether it was seen on the CPU; a structure alone proves nothing."""
         return self.kind != "loses"
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say what is wrong; empty if a step raised, because the error itself says it."""
         return "" if self.kind == "raises" else "; ".join(self._clauses())
 
     def _clauses(self) -> Iterator[str]:
         if self.kind == "changes":
             assert self.sqnr_db is not None
-            figure = in_decibels(self.sqnr_db)
+            figure = format_decibels(self.sqnr_db)
             yield f"the cause is ExecuTorch's step {self.step}: on the CPU its outputs have {figure}"
             yield f"it alone gives {self.share:.0%} of the error"
         elif self.kind == "breaks":

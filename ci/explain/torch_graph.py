@@ -77,16 +77,16 @@ class TorchGraph(Graph):
         return [_behind_observers(node).name for node in output.all_input_nodes]
 
     @cached_property
-    def by_name(self) -> Mapping[str, FxNode]:
+    def nodes_by_name(self) -> Mapping[str, FxNode]:
         return {node.name: node for node in self.module.graph.nodes}
 
     def operator_at(self, name: str) -> OperatorAt:
-        node = self.by_name[name]
+        node = self.nodes_by_name[name]
         return replace(operator_at(node), operator=str(maker_of(node).target))
 
     def traits(self, name: str) -> dict[str, Traits]:
-        maker = maker_of(self.by_name[name])
-        around = [self.by_name[near] for near in self._makers(self.nodes[maker.name].reads)]
+        maker = maker_of(self.nodes_by_name[name])
+        around = [self.nodes_by_name[near] for near in self._makers(self.nodes[maker.name].reads)]
         constants = constants_of(self.module)
         traits = {near.name: traits_of(near, constants) for near in (maker, *around)}
         if maker.all_input_nodes:
@@ -96,7 +96,7 @@ class TorchGraph(Graph):
         return {name: row for name, row in traits.items() if name == maker.name or row.kinds}
 
     def step(self, name: str) -> float:
-        end = self.by_name[self.end_of(name)]
+        end = self.nodes_by_name[self.end_of(name)]
         has_scale = "quantize_per_tensor" in str(end.target) and isinstance(end.args[1], float)
         return float(end.args[1]) if has_scale else 0.0
 
@@ -152,9 +152,9 @@ class TorchGraph(Graph):
 
     def _tensors(self, replaced: Arrays, sample: int) -> dict[str, Tensor]:
         return {
-            place: torch.as_tensor(values[sample]).to(self.by_name[name].meta["val"].dtype)
+            place: torch.as_tensor(values[sample]).to(self.nodes_by_name[name].meta["val"].dtype)
             for name, values in replaced.items()
-            for place in (self.everywhere(name) if name in self.by_name else ())
+            for place in (self.everywhere(name) if name in self.nodes_by_name else ())
         }
 
     def values(self, sample: int) -> dict[str, Array]:
@@ -191,8 +191,8 @@ class TorchGraph(Graph):
         begins = {name}
         for _ in range(before + 1):
             begins = {row for reader in begins for row in self._makers(self.nodes[reader].reads) or [reader]}
-        operands = {self.by_name[begin] for begin in begins if self.nodes[begin].kind != CONSTANT}
-        end, values = self.by_name[self.end_of(name)], values_of(self.module, self.samples[sample])
+        operands = {self.nodes_by_name[begin] for begin in begins if self.nodes[begin].kind != CONSTANT}
+        end, values = self.nodes_by_name[self.end_of(name)], values_of(self.module, self.samples[sample])
         root, graph, inputs = nn.Module(), FxGraph(), dict[str, Array]()
 
         @cache

@@ -115,11 +115,13 @@ def bias_for_each_call(model: RepairedModule) -> Iterator[NodeMatch]:
         if not isinstance(bias, Node) or bias.op != "get_attr":
             continue
         if bias.target in targets:
-            yield model.call(node, partial(_with_own_bias, node.target))
+            yield model.call(node, partial(_call_with_own_bias, node.target))
         targets.add(bias.target)
 
 
-def _with_own_bias(target: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Any:
+def _call_with_own_bias(
+    target: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor, *rest: Any
+) -> Any:
     return target(x, weight, bias.clone(), *rest)
 
 

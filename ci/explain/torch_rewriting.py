@@ -48,7 +48,7 @@ class RepairedModule(Repaired[Node, Node]):
         self.rewrites, self.weights = rewrites, computed_weights(model.requires_grad_(False))
         super().__init__([_arrays(model, sample) for sample in samples])
         self.samples = [copied(sample) for sample in samples]
-        source = with_constant_weights(model) if self.weights else model
+        source = copy_with_constant_weights(model) if self.weights else model
         self.module: GraphModule = _plain(
             torch.export.export(source, copied(samples[0]), strict=True).module()
         )
@@ -77,7 +77,7 @@ class RepairedModule(Repaired[Node, Node]):
     def settle(self) -> None:
         _settle(self.module)
         self.stands_for = {}
-        self.in_place_nodes = _in_place_nodes(self.module.graph)
+        self.in_place_nodes = _nodes_changed_in_place(self.module.graph)
         self.values = [values_of(self.module, sample) for sample in self.samples]
 
     def place_of(self, node: Node) -> tuple[str, str, str]:
@@ -133,8 +133,8 @@ class RepairedModule(Repaired[Node, Node]):
         traced = make_fx(match.write, pre_dispatch=True)(*(tensor.clone() for tensor in samples[0]))
         _fold(traced)
         prove(
-            _on_arrays(self._part(match)),
-            _on_arrays(traced),
+            _array_batch(self._part(match)),
+            _array_batch(traced),
             [[tensor.numpy() for tensor in sample] for sample in samples],
             need.values,
             need.bound,
@@ -281,7 +281,7 @@ def _reads_of(node: Node) -> list[int] | None:
     return sorted({int(str(user.args[1])) for user in node.users})
 
 
-def _on_arrays(function: Callable[..., Any]) -> Batch:
+def _array_batch(function: Callable[..., Any]) -> Batch:
     def compute(arrays: Sequence[Array]) -> list[Array]:
         leaves = torch.utils._pytree.tree_leaves(
             function(*(torch.from_numpy(array.copy()) for array in arrays))
@@ -301,7 +301,7 @@ def _plain(module: Any) -> GraphModule:
     return module
 
 
-def _in_place_nodes(graph: Graph) -> set[Node]:
+def _nodes_changed_in_place(graph: Graph) -> set[Node]:
     """Return the nodes that are changed in place, and the nodes that they are views of."""
     nodes, todo = set[Node](), [operand for node in graph.nodes for operand in _shared(node, writes=True)]
     while todo:
@@ -335,7 +335,7 @@ def _arrays(model: Any, sample: Tensors) -> list[Array]:
     return [tensor.numpy() for tensor in run_copied(model, sample)]
 
 
-def with_constant_weights(model: torch.nn.Module) -> torch.nn.Module:
+def copy_with_constant_weights(model: torch.nn.Module) -> torch.nn.Module:
     """Copy the model; the weights that it would compute become constants."""
     model = copy.deepcopy(model)
     for module in model.modules():

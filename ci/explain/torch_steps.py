@@ -58,10 +58,10 @@ class StepGraph(TorchGraph):
         """`samples` are the model's, and `outputs` is how many it has: a program returns the buffers that it
         changes before them. The module is copied, as the next step may change it."""
         self.undefined, self.output_count = _undefined(module.graph), outputs
-        super().__init__(module if self.undefined else with_own_weights(module, weights), samples)
+        super().__init__(module if self.undefined else copy_with_own_weights(module, weights), samples)
 
     def operator_at(self, name: str) -> OperatorAt:
-        return replace(super().operator_at(name), operator=operator_name(maker_of(self.by_name[name])))
+        return replace(super().operator_at(name), operator=operator_name(maker_of(self.nodes_by_name[name])))
 
     @cached_property
     def results(self) -> Sequence[str]:
@@ -105,7 +105,7 @@ def _undefined(graph: FxGraph) -> tuple[str, str] | None:
     return None
 
 
-def with_own_weights(module: GraphModule, weights: Weights) -> GraphModule:
+def copy_with_own_weights(module: GraphModule, weights: Weights) -> GraphModule:
     """Copy the module: only inputs stay placeholders, and observing modules are left out."""
     root, graph, copies = nn.Module(), FxGraph(), dict[Node, Node]()
     works_in_place = any(map(_works_in_place, module.graph.nodes))

@@ -86,7 +86,7 @@ class Proofs:
         return f"{NO_FIX}; tried: {'; '.join(self.failures)}" if self.failures else NO_FIX
 
     def add(self, candidate: Candidate, after: Outcome, before: Outcome, *, is_late: bool) -> None:
-        figure = "it did not end within the time of the search" if is_late else _in_words(after)
+        figure = "it did not end within the time of the search" if is_late else _describe_outcome(after)
         words = Fix("{}: {}", candidate.words, figure)
         if is_late:
             self.late.append(words)
@@ -98,10 +98,10 @@ class Proofs:
                 self.edits[words] = candidate.edit
 
 
-def _in_words(outcome: Outcome) -> str:
+def _describe_outcome(outcome: Outcome) -> str:
     """Return the figures against float, as the command that is typed will say them."""
     figures = {name: figure for name, figure in outcome.figures.items() if not name.startswith("reference_")}
-    words = replace(outcome, figures=figures).in_words()
+    words = replace(outcome, figures=figures).summary_line()
     return f"{words}, which is still red" if outcome.wrong else words
 
 

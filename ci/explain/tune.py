@@ -13,12 +13,12 @@ from ci.explain.lane import AnyModelLane, outcomes_of
 from ci.explain.losses import GroupScore, ScoreRequest
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome, smallest
-from ci.suite.accuracy import METRIC, below_floor, in_words
+from ci.suite.accuracy import METRIC, below_floor, describe_figures
 from ci.suite.precision import TWO_PRECISIONS, written_name
 from ci.suite.programs import Program, TaskMetric
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.rendering import plural
-from provisioning.base.units import aligned, in_decibels
+from provisioning.base.units import aligned, format_decibels
 
 P = TypeVar("P", bound=Program)
 
@@ -116,7 +116,7 @@ def figure_in_words(goal: Goal, point: Point) -> str:
 
 
 def number_in_words(name: str, value: float) -> str:
-    return in_decibels(value) if name.endswith("_db") else f"{name} {value:.4g}"
+    return format_decibels(value) if name.endswith("_db") else f"{name} {value:.4g}"
 
 
 def settings_of(
@@ -360,13 +360,13 @@ def _limit(tuned: Tuned) -> str:
         return f"{name} gives no program ({exact.failed})"
     chip, sqnr = exact.figures.get("reference_sqnr_db"), exact.figures.get(SQNR, math.inf)
     if chip is not None and noise(chip) > noise(sqnr) / 2:
-        own = f"the chip itself has {in_decibels(chip)} against the quantized model"
+        own = f"the chip itself has {format_decibels(chip)} against the quantized model"
         return f"at {name} {own}: divergence names the operator"
     worst = sorted(tuned.units, key=lambda unit: -unit.exact)[:SHOWN]
     return f"at {name} most is lost in {', '.join(unit.where for unit in worst)}"
 
 
-def as_text(tuned: Tuned) -> Iterator[str]:
+def text_lines(tuned: Tuned) -> Iterator[str]:
     """Yield how it was found, the frontier as a table, and the operators that are exact."""
     cheap, exact = tuned.names
     costs = [name for name in COSTS if any(name in point.costs for point in tuned.points)]
@@ -393,7 +393,9 @@ def as_text(tuned: Tuned) -> Iterator[str]:
 
 def _accuracy(point: Point) -> str:
     worst = point.outcome.worst_db
-    return in_words(point.figures) + ("" if worst is None else f"; the worst sample {in_decibels(worst)}")
+    return describe_figures(point.figures) + (
+        "" if worst is None else f"; the worst sample {format_decibels(worst)}"
+    )
 
 
 def document(tuned: Tuned) -> dict[str, object]:

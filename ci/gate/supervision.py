@@ -172,13 +172,13 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path) -> Report:
 def death(stage: str, code: int, log: Path, command_line: str, problem: str = "") -> Finding:
     """Explain why a stage ended without a report, by its exit code and its log."""
     from ci.diagnose.logs import read
-    from ci.work.outcome import how_it_ended, of_ending, tail
+    from ci.work.outcome import how_it_ended, tail, trouble_of_ending
 
     text = tail(log, READ)
     result = read(text)
     causes = result.explanations
     words, fix = last_words(text)
-    trouble = of_ending("stage", code)
+    trouble = trouble_of_ending("stage", code)
     ending = trouble.message if trouble else how_it_ended(code)
     lines = [f"{ending}{problem}", *([f"its last words: {words:.400}"] if words else []), *map(str, causes)]
     if trouble:

@@ -98,10 +98,10 @@ def gate_stages(path: Path = GATE_TABLE) -> list[GateStage]:
     heads = lanes_by_stage()
     for name in heads:
         rows.setdefault(name, GateStage(name=name, program="ci"))
-    return [_in_lane(stage, heads[name]) if name in heads else stage for name, stage in rows.items()]
+    return [_bind_to_lane(stage, heads[name]) if name in heads else stage for name, stage in rows.items()]
 
 
-def _in_lane(stage: GateStage, head: LaneHead) -> GateStage:
+def _bind_to_lane(stage: GateStage, head: LaneHead) -> GateStage:
     environment = "" if head.environment == GATE_ENVIRONMENT else head.environment
     return stage.model_copy(update={"lane": head.name, "environment": environment})
 

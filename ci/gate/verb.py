@@ -26,7 +26,7 @@ from provisioning.base.command_line import TIMEOUT, Parser, count, duration, rep
 from provisioning.base.commands import Fix, repeated, session
 from provisioning.base.errors import STOPPED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
-from provisioning.base.progress import at_work
+from provisioning.base.progress import show_working
 from provisioning.base.rendering import LOG, rendered, summary_of, verdict, wants_colour, write
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
@@ -98,10 +98,10 @@ def run(args: argparse.Namespace) -> int:
     flags = selection_flags(
         args.profile, args.target, args.soc, args.store, args.reports, args.executorch_by_word
     )
-    stages = with_lanes(gate_stages(), args.suite, args.only or ())
+    stages = stages_for_suites(gate_stages(), args.suite, args.only or ())
     tags = args.tag or ([] if args.suite else [TAG])
     # On GitHub a stage's report has the line that is annotated.
-    if args.suite and not _on_github(os.environ):
+    if args.suite and not _is_github_job(os.environ):
         for lane in dict.fromkeys(stage.lane for stage in stages if stage.lane and stage.name in names):
             # A suite with mistakes is refused before the first stage.
             jobs_of(lane, args.suite, tags, selection_of(args))
@@ -110,15 +110,15 @@ def run(args: argparse.Namespace) -> int:
             # One that cannot be made ends the gate before its first stage.
             interpreter_of(stage)
     if args.shard:
-        stages = in_shard(stages, args.shard, args.suite, tags, selection_of(args))
+        stages = stages_of_shard(stages, args.shard, args.suite, tags, selection_of(args))
     suites, tags = repeated("--suite", args.suite), repeated("--tag", args.tag)
     timeout = f"{args.timeout:g}" if args.timeout else None
     work = [*repeated("--jobs", [args.jobs]), *repeated("--timeout", [timeout])]
-    echo = args.verbose or _on_github(os.environ)
+    echo = args.verbose or _is_github_job(os.environ)
     return run_gate(stages, names, selection_of(args), flags, suites, tags, work, echo=echo)
 
 
-def with_lanes(
+def stages_for_suites(
     stages: Sequence[GateStage], suites: Sequence[Path], names: Collection[str]
 ) -> list[GateStage]:
     """Return the stages that have something to do for these suites, or for the shipped one; each gets the
@@ -150,7 +150,7 @@ def jobs_of(lane: str, suites: Sequence[Path], tags: Sequence[str], selection: S
     return lane_named(lane).lane.chosen_jobs(Choice(suites=tuple(own), tags=tuple(tags)), selection)
 
 
-def in_shard(
+def stages_of_shard(
     stages: Sequence[GateStage],
     text: str,
     suites: Sequence[Path],
@@ -261,7 +261,11 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, e
     # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
     python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program]
     call = session(stage.name, *flags)
-    with folded(stage.name, call, os.environ) if echo else at_work(f"{stage.name} into {log}", interval=60):
+    with (
+        folded(stage.name, call, os.environ)
+        if echo
+        else show_working(f"{stage.name} into {log}", interval=60)
+    ):
         sys.stdout.flush()
         code = supervise([*python, stage.name, *flags], os.environ, log, echo=1 if echo else None)
     duration = round(time.monotonic() - start, 3)
@@ -324,7 +328,7 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
     colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
     more = Fix("{} shows them", session("report"))
     write(conclusion(reports, more, colour=colour, width=width, errors=ERRORS_SHOWN), sys.stdout)
-    if _on_github(environ):
+    if _is_github_job(environ):
         write(github_annotations(reports), sys.stdout)
     page, *_ = publish(reports, directory, environ)
     _print(f"the whole report: {page}")
@@ -347,18 +351,18 @@ def selection_flags(
 @contextmanager
 def folded(title: str, line: str, environ: Mapping[str, str]) -> Iterator[None]:
     """Print a heading above a stage's output; on GitHub, the output folds under it."""
-    if _on_github(environ):
+    if _is_github_job(environ):
         _print(command("group", f"{title}: {line}"))
     else:
         _print(f"\n━━ {title}: {line}")
     try:
         yield
     finally:
-        if _on_github(environ):
+        if _is_github_job(environ):
             _print(command("endgroup"))
 
 
-def _on_github(environ: Mapping[str, str]) -> bool:
+def _is_github_job(environ: Mapping[str, str]) -> bool:
     return environ.get("GITHUB_ACTIONS") == "true"
 
 

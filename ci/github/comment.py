@@ -31,12 +31,12 @@ from ci.report.changes import (
     rank,
     reports_in,
 )
-from ci.report.collect import in_unit
+from ci.report.collect import show_figure
 from ci.report.page import cell, code
 from ci.report.summary import command
 from provisioning.base.errors import CheckFailed, ToolkitError, UpstreamError, UsageError
 from provisioning.base.files import write_named
-from provisioning.base.foreign import in_line
+from provisioning.base.foreign import escape_line
 from provisioning.base.rendering import plural
 
 FILE = "comment.json"
@@ -148,7 +148,7 @@ def changes(environ: Mapping[str, str]) -> int:
         for name in ("QNN_CI_REPORTS", "QNN_CI_BEFORE")
     )
     result = changes_of(reports_in(folder, before), reports_in(before, folder))
-    write_named(folder / FILE, result.as_json(), fix="name another folder with QNN_CI_REPORTS")
+    write_named(folder / FILE, result.to_json(), fix="name another folder with QNN_CI_REPORTS")
     sys.stdout.write(
         f"{result.worse} of {result.compared} programs became worse, {result.not_compared} not compared\n"
     )
@@ -241,12 +241,12 @@ def read(archive: bytes) -> Changes:
             (info,) = files.infolist()
             plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
             if info.filename != FILE or not plain or info.flag_bits & 1:
-                raise ValueError(f"its file is {in_line(info.filename)[:80]}")
+                raise ValueError(f"its file is {escape_line(info.filename)[:80]}")
             with files.open(info) as stream:
                 text = stream.read(MOST_BYTES + 1)
     except Exception as error:  # zipfile raises whatever its parts do for an archive that is none
         message = f"the artifact {ARTIFACT} is not one archive with {FILE} alone: {error}"
-        raise CheckFailed(in_line(message)[:300]) from error
+        raise CheckFailed(escape_line(message)[:300]) from error
     if len(text) > MOST_BYTES:
         raise too_large()
     try:
@@ -256,7 +256,7 @@ def read(archive: bytes) -> Changes:
         where = ".".join(map(str, first["loc"]))
         message = f"{FILE} does not fit manifests/schema/comment.json: {where}: {first['msg']}"
         raise CheckFailed(
-            in_line(message)[:300], fix="call gate.yml and comment.yml at one commit"
+            escape_line(message)[:300], fix="call gate.yml and comment.yml at one commit"
         ) from error
 
 
@@ -304,8 +304,8 @@ def row_of(change: ChangedFigure) -> str:
     cells = (
         f"{code(change.lane)} {code(change.program)}",
         WORSE[change.what],
-        in_unit(change.what, change.before),
-        in_unit(change.what, change.now),
+        show_figure(change.what, change.before),
+        show_figure(change.what, change.now),
     )
     return f"| {' | '.join(cells)} |"
 

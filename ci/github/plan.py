@@ -25,7 +25,7 @@ from ci.work.jobs import Job
 from provisioning.base.commands import captured, repeated
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
-from provisioning.base.foreign import in_line
+from provisioning.base.foreign import escape_line
 from provisioning.base.selection import chip_named
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
@@ -163,7 +163,7 @@ def plan(environ: Mapping[str, str], lengths: Lengths = lengths_of) -> int:
         merge(choice, reasons)
     jobs = [job for name, row in choice.items() for job in jobs_of(name, row, caller, occasion, lengths)]
     for name, why in reasons.items():
-        sys.stdout.write(f"{name:<14} {in_line(why)}\n")
+        sys.stdout.write(f"{name:<14} {escape_line(why)}\n")
     begin = artifact_name("reports", caller.call)
     sys.stdout.write(f"artifacts begin with {begin}: a second call with equal inputs cannot upload its own\n")
     if not jobs:
@@ -200,7 +200,7 @@ def plan_nothing(unrelated: Sequence[str], environ: Mapping[str, str]) -> int:
         *(f"- {code(file)}" for file in unrelated[:MOST_LISTED]),
     ]
     summarise("\n".join([*lines, "", ""]), environ)
-    sys.stdout.writelines(f"unrelated: {in_line(file)}\n" for file in unrelated)
+    sys.stdout.writelines(f"unrelated: {escape_line(file)}\n" for file in unrelated)
     planned = Planned(environ.get(RUN, ""), {}, {}, tuple(unrelated[:MOST_LISTED]))
     begin = artifact_name("reports", call_name(environ))
     set_outputs({"jobs": "[]", "artifacts": begin, "planned": planned.packed()}, environ)
@@ -284,7 +284,7 @@ def _number(environ: Mapping[str, str], variable: str, name: str, least: int, mo
     text = environ.get(variable, "")
     if text and not (text.isdecimal() and least <= int(text) <= most):
         raise UsageError(
-            f"gate.yml's input {name}: {in_line(text)}",
+            f"gate.yml's input {name}: {escape_line(text)}",
             fix=f"give it a number from {least} to {most}, or leave it out",
         )
     return int(text or 0)
@@ -297,7 +297,7 @@ def submodule_of(name: str, source: Path) -> str:
     except OSError:
         return ""
     folders = re.findall(r"^\s*path\s*=\s*(.+?)\s*$", text, re.MULTILINE)
-    return next((in_line(folder) for folder in folders if name.startswith(f"{folder}/")), "")
+    return next((escape_line(folder) for folder in folders if name.startswith(f"{folder}/")), "")
 
 
 def refuse_runners(text: str) -> None:
@@ -308,7 +308,8 @@ def refuse_runners(text: str) -> None:
     for label in [labels] if isinstance(labels, str) else labels:
         if NO_RUNNER.fullmatch(str(label)):
             raise UsageError(
-                f"gate.yml's input runs-on: {in_line(str(label))}: QNN's compiler runs on x86-64 Linux alone",
+                f"gate.yml's input runs-on: {escape_line(str(label))}:"
+                " QNN's compiler runs on x86-64 Linux alone",
                 fix="give it a label of such runners, as ubuntu-24.04, or leave it out",
             )
 
@@ -404,9 +405,9 @@ def jobs_of(
         skips = ["--skip", "build_runner"] if row.stage == GATE and EXECUTORCH not in lanes else []
         own = [*repeated("--suite", suites), *repeated("--tag", tags), *caller.work]
         shards = shards_of(lanes, caller.shards or row.suite or row.shards, caller, tags, lengths)
-        parts = _in_shards(shlex.join([*of_gate, *own, *skips]), shards)
+        parts = _split_into_shards(shlex.join([*of_gate, *own, *skips]), shards)
     else:
-        parts = _in_shards(row.arguments, row.shards)
+        parts = _split_into_shards(row.arguments, row.shards)
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
@@ -437,7 +438,7 @@ def shards_of(lanes: Sequence[str], most: int, caller: Caller, tags: Sequence[st
     return max(1, min(most, worth, max(map(len, jobs))))
 
 
-def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
+def _split_into_shards(arguments: str, shards: int) -> list[tuple[str, str]]:
     """Return the name and the arguments of each job."""
     if shards <= 1:
         return [("", arguments)]
@@ -467,7 +468,9 @@ def changed_files(base: str, repository: Path = ROOT) -> list[str] | None:
         names = _git(repository, "diff", "--name-only", "--no-renames", "-z", ancestor).split("\0")
         names += _git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
     except CheckFailed as error:
-        sys.stderr.write(f"what changed since {in_line(base)} is not known: {in_line(error.message)}\n")
+        sys.stderr.write(
+            f"what changed since {escape_line(base)} is not known: {escape_line(error.message)}\n"
+        )
         return None
     return sorted({name for name in names if name})
 

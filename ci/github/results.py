@@ -21,7 +21,7 @@ from ci.report.summary import command
 from ci.work.results_archive import Unpacked, pack, unpack
 from provisioning.base.errors import UpstreamError
 from provisioning.base.files import hash_file
-from provisioning.base.foreign import in_line
+from provisioning.base.foreign import escape_line
 from provisioning.base.rendering import plural
 from provisioning.store.results import results_folder
 
@@ -101,7 +101,7 @@ def collect_results(environ: Mapping[str, str]) -> int:
         for archive in sorted((workspace / OF_JOBS).glob(f"*/{FILE}")):
             taken = unpack(archive, top)
             if taken.problem or taken.refused:
-                name = in_line(archive.parent.name)
+                name = escape_line(archive.parent.name)
                 warn(f"{name}: {taken.refused} damaged results, {taken.problem or 'the others are saved'}")
         shutil.rmtree(workspace / RESTORED, ignore_errors=True)
         archive = workspace / RESTORED / FILE
@@ -112,4 +112,4 @@ def collect_results(environ: Mapping[str, str]) -> int:
 
 
 def warn(message: str) -> None:
-    sys.stdout.write(command("warning", in_line(message), title="cached results") + "\n")
+    sys.stdout.write(command("warning", escape_line(message), title="cached results") + "\n")

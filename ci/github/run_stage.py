@@ -111,7 +111,7 @@ def stage(environ: Mapping[str, str]) -> int:
         inner.pop("GITHUB_STEP_SUMMARY", None)
     inner |= variables_of(environ.get("QNN_CI_VARIABLES", ""))
     if environ.get("QNN_CI_AS_ROOT") == "true":
-        command = as_root(command, inner)
+        command = root_command(command, inner)
     sys.stdout.flush()
     start, log = time.monotonic(), log_of(name, reports)
     stand_in = unfinished(name, session(stage, *arguments)).write(reports).read_bytes()
@@ -147,7 +147,7 @@ def unfinished(name: str, call: str) -> Report:
     return stage.finish(Outcome.ERROR, provisional=True)
 
 
-def as_root(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def root_command(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the command to run as root, with these variables: sudo passes none on."""
     with_variables = ["env", *(f"{name}={value}" for name, value in environ.items()), *command]
     if os.geteuid() == 0:

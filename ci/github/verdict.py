@@ -17,10 +17,10 @@ from pathlib import Path
 from ci.github.run_stage import annotate, summarise
 from ci.report.collect import report_in, rows_of
 from ci.report.page import code
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report, Severity
-from provisioning.base.foreign import in_line
+from provisioning.base.foreign import escape_line
 from provisioning.base.rendering import plural
 from provisioning.base.rendering import verdict as verdict_of
 from provisioning.base.stage_run import RUN, StageRun
@@ -54,7 +54,7 @@ class Planned:
         """Encode the plan for a variable of a step: on Linux a variable has at most 128 kB."""
         import json
 
-        return base64.b64encode(zlib.compress(json.dumps(as_json(self)).encode(), 9)).decode()
+        return base64.b64encode(zlib.compress(json.dumps(to_json(self)).encode(), 9)).decode()
 
 
 def unpacked(text: str) -> Planned:
@@ -66,7 +66,7 @@ def unpacked(text: str) -> Planned:
         return read(Planned, json.loads(content))
     except (ValueError, zlib.error) as error:
         raise UsageError(
-            f"QNN_CI_PLANNED is no plan: {in_line(str(error))[:200]}", fix="give it the output of plan"
+            f"QNN_CI_PLANNED is no plan: {escape_line(str(error))[:200]}", fix="give it the output of plan"
         ) from error
 
 
@@ -77,7 +77,7 @@ def verdict(environ: Mapping[str, str]) -> int:
     ended, lights = environ.get("QNN_CI_PLAN", ""), environ.get("QNN_CI_LIGHTS", "")
     if ended != SUCCESS:
         raise CheckFailed(
-            f"the job plan ended with {in_line(ended) or 'nothing'}: nothing was checked",
+            f"the job plan ended with {escape_line(ended) or 'nothing'}: nothing was checked",
             fix="read the log of plan, then choose `Re-run all jobs`",
         )
     planned = unpacked(environ.get("QNN_CI_PLANNED", ""))
@@ -89,11 +89,11 @@ def verdict(environ: Mapping[str, str]) -> int:
     if not planned.jobs:
         stage.add(NOT_REPORTED, Severity.ERROR, "plan", "no job is planned", "read the log of plan")
     if lights != SUCCESS and not stage.findings:
-        message = f"all reports are green, and GitHub says that the jobs ended with {in_line(lights)}"
+        message = f"all reports are green, and GitHub says that the jobs ended with {escape_line(lights)}"
         stage.add(NOT_GREEN, Severity.ERROR, "jobs", message, "read the log of the job that is red")
     report = stage.finish()
     for finding in report.findings:
-        sys.stdout.write(f"{in_line(finding.subject)}: {in_line(finding.message)}\n")
+        sys.stdout.write(f"{escape_line(finding.subject)}: {escape_line(finding.message)}\n")
     annotate(report, environ)
     programs = sum(map(len, planned.programs.values()))
     counts = f"{plural(len(planned.jobs), 'job')} and {plural(programs, 'verdict')} on programs were planned"
@@ -102,7 +102,7 @@ def verdict(environ: Mapping[str, str]) -> int:
 
 
 def not_run(unrelated: Sequence[str], environ: Mapping[str, str]) -> int:
-    sys.stdout.write(f"{NOT_RUN}\n" + "".join(f"  {in_line(file)}\n" for file in unrelated))
+    sys.stdout.write(f"{NOT_RUN}\n" + "".join(f"  {escape_line(file)}\n" for file in unrelated))
     summarise("\n".join([f"### {NOT_RUN}", "", *(f"- {code(file)}" for file in unrelated), "", ""]), environ)
     return 0
 

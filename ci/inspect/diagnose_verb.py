@@ -14,13 +14,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from ci.diagnose.logs import Diagnosis, Explanation, diagnosed, of_failure, of_number
+from ci.diagnose.logs import Diagnosis, Explanation, diagnosed, explain_number, explain_rule
 from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, explained, page_of, rules
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import UsageError, exit_code_of
-from provisioning.base.foreign import in_line, limited
+from provisioning.base.foreign import escape_line, limited
 from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:
@@ -88,23 +88,23 @@ def run(args: argparse.Namespace) -> int:
         )
     results = [result for name in args.inputs or ["-"] for result in _diagnose_input(name)]
     answer.add(inputs=[_facts(result) for result in results])
-    print("\n\n".join(_as_text(result) for result in results))
+    print("\n\n".join(_format_diagnosis(result) for result in results))
     return exit_code_of(good=all(result.explained for result in results))
 
 
 def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
-        return [_of_log("stdin", sys.stdin.buffer, LARGEST)]
+        return [_diagnose_log("stdin", sys.stdin.buffer, LARGEST)]
     path = user_path(name, "LOG", str(Parser.user_folder()))
     if not path.exists():
         if re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", name):
-            return [of_number(int(name, 0) if name[:2].lower() == "0x" else int(name))]
-        if explanation := _of_rule(name):
+            return [explain_number(int(name, 0) if name[:2].lower() == "0x" else int(name))]
+        if explanation := _explain_name(name):
             return [Diagnosis(name, (explanation,))]
         if match := OPERATOR.fullmatch(name):
             return [_diagnose_operator(name, *match.groups())]
     try:
-        results = [_of_log(subject, log, size) for subject, log, size in logs_of(path, _name_of)]
+        results = [_diagnose_log(subject, log, size) for subject, log, size in logs_of(path, _name_of)]
     except (EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(
             f"{name} is damaged or cut off: {error}",
@@ -131,7 +131,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     return answers or failures or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
 
 
-def _of_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:
+def _diagnose_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:
     refusal = UsageError(
         f"{subject}: reading it takes more memory or time than a log of its size may",
         fix="give the failing log or its last part",
@@ -140,11 +140,11 @@ def _of_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:
         return diagnosed(log, subject)
 
 
-def _of_rule(name: str) -> Explanation | None:
+def _explain_name(name: str) -> Explanation | None:
     """Return what a finding's rule means, or a known failure or fault that a finding names."""
     if rule := explained(name):
         return Explanation(name, rule.summary, rule.fix, rule.page, 0, "", True)
-    return of_failure(name) or _of_fault(name)
+    return explain_rule(name) or _explain_fault(name)
 
 
 def _faults() -> dict[str, Fault]:
@@ -154,7 +154,7 @@ def _faults() -> dict[str, Fault]:
     return {fault.id: fault for fault in load_faults()}
 
 
-def _of_fault(name: str) -> Explanation | None:
+def _explain_fault(name: str) -> Explanation | None:
     fault = _faults().get(name)
     if fault is None:
         return None
@@ -171,7 +171,7 @@ def _of_fault(name: str) -> Explanation | None:
 def _page(name: str) -> str:
     if explained(name) is not None:
         return page_of(name, RULES_PAGE)
-    return page_of(name, ERRORS_PAGE if of_failure(name) is not None else FAULTS_PAGE)
+    return page_of(name, ERRORS_PAGE if explain_rule(name) is not None else FAULTS_PAGE)
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
@@ -206,17 +206,17 @@ def _bundle(names: Sequence[str]) -> str:
     findings = findings_text(report).encode() if report else b""
     with log.open("rb") if log else io.BytesIO(findings) as content:
         diagnosis = diagnosed(content, log.name if log else path.name)
-    return markdown(diagnosis, _as_text(diagnosis), log, report)
+    return markdown(diagnosis, _format_diagnosis(diagnosis), log, report)
 
 
-def _as_text(result: Diagnosis) -> str:
+def _format_diagnosis(result: Diagnosis) -> str:
     if result.lines and not result.trouble and not result.operators:
         note = f" ({result.harmless} look like it and are harmless)" if result.harmless else ""
-        return f"{in_line(result.subject)}: no line reports a failure{note}"
-    lines = [in_line(result.subject)]
+        return f"{escape_line(result.subject)}: no line reports a failure{note}"
+    lines = [escape_line(result.subject)]
     for number, row in enumerate(result.explanations):
         lines += ["  known from:"] if number == 1 else []
-        where = f"line {row.line}: {in_line(row.text)}" if row.line else ""
+        where = f"line {row.line}: {escape_line(row.text)}" if row.line else ""
         lines += [f"  {row.id}" + (f"  ({where})" if where else "")]
         cause, fix = ("cause:", "fix:  ") if row.decided else ("means:", "check:")
         lines += [
@@ -236,7 +236,7 @@ def _as_text(result: Diagnosis) -> str:
     lines += [f"  data type {name}" for name in result.data_types]
     lines += [f"  operator {text}" for text in result.operators]
     if not result.explanations and result.lines:
-        lines += [f"  trouble: {in_line(line)}" for line in result.trouble[:1]]
+        lines += [f"  trouble: {escape_line(line)}" for line in result.trouble[:1]]
         lines += [] if result.explained else ["  the exact cause is not known"]
         lines += [f"  printed by: {result.told_by}"] if result.told_by else []
         lines += [f"  collect next: {result.collect}"]
@@ -277,7 +277,7 @@ def logs_of(path: Path, name_of: Callable[[Path], str]) -> Iterator[tuple[str, B
     name = name_of(path)
     with path.open("rb") as log:
         if log.peek(4).startswith(ZIP_STARTS) or path.suffix == ".zip":
-            yield from _in_zip(path, name)
+            yield from _logs_of_zip(path, name)
         elif _is_text(log):
             yield name, log, path.stat().st_size
         else:
@@ -302,7 +302,7 @@ def _is_text(log: io.BufferedReader) -> bool:
     return head.startswith(UTF_16_STARTS) or len(head) - len(head.translate(None, NO_TEXT)) <= len(head) // 20
 
 
-def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
+def _logs_of_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO, int]]:
     from provisioning.archive import DAMAGE, METHODS
 
     try:

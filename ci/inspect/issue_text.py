@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from ci.diagnose.logs import DECORATION, Diagnosis, tells_of_trouble
 from provisioning.base.findings import Report
-from provisioning.base.foreign import in_line, visible
+from provisioning.base.foreign import escape_line, visible
 from provisioning.base.rendering import LOG, errors_of
 from provisioning.base.settings import DEFAULT_PROFILE, project, store_path
 from provisioning.components import QNN_SDK, build_ids
@@ -41,7 +41,7 @@ KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 SECRET_NAME = re.compile(r"(?i)token|secret|passw|api_?key|private")
 
 
-def without_secrets(text: str, environ: Mapping[str, str]) -> str:
+def remove_secrets(text: str, environ: Mapping[str, str]) -> str:
     for name, value in environ.items():
         if SECRET_NAME.search(name) and len(value) >= 6:
             text = text.replace(value, "***")
@@ -98,11 +98,11 @@ def markdown(diagnosis: Diagnosis, explanation: str, log: Path | None, report: R
     if log:
         last = first + len(lines) - 1
         sections.append(f"The log, lines {first} to {last}:\n\n{fence}text\n{excerpt}\n{fence}")
-    return without_secrets("\n\n".join(sections), os.environ)
+    return remove_secrets("\n\n".join(sections), os.environ)
 
 
 def _cell(text: str) -> str:
-    return in_line(text).replace("|", "\\|")
+    return escape_line(text).replace("|", "\\|")
 
 
 def findings_text(report: Report) -> str:
@@ -144,7 +144,7 @@ def _excerpt(path: Path, line: int) -> tuple[int, list[str]]:
             before.append(text)
     if not excerpt:
         first, excerpt = number - len(before) + 1, list(before)
-    return first, _without_keys(excerpt)
+    return first, _mask_keys(excerpt)
 
 
 def _lines(log: BinaryIO) -> Iterator[bytes]:
@@ -157,7 +157,7 @@ def _lines(log: BinaryIO) -> Iterator[bytes]:
         yield DECORATION.sub(b"", line).rstrip(b"\r\n")
 
 
-def _without_keys(lines: Iterable[bytes]) -> list[str]:
+def _mask_keys(lines: Iterable[bytes]) -> list[str]:
     texts, inside = list[str](), False
     for line in lines:
         text = visible(line.decode("utf-8", "replace"))[:LONGEST]

@@ -18,7 +18,7 @@ from provisioning.base import answer
 from provisioning.base.commands import session
 from provisioning.base.errors import ArchiveError, CheckFailed, UsageError
 from provisioning.base.findings import Finding, Metric, Outcome, Severity, outcome_of
-from provisioning.base.foreign import in_line
+from provisioning.base.foreign import escape_line
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import build_ids
@@ -124,7 +124,7 @@ class PackagedLibrary:
         return folder.name if folder.parent.name in ("lib", "jni") else ""
 
     @property
-    def of_qnn(self) -> bool:
+    def is_qnn_library(self) -> bool:
         return _QNN.fullmatch(self.name) is not None or bool(self.builds)
 
     def described(self) -> str:
@@ -146,9 +146,11 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
             with _folder_of(path) as folder:
                 libraries = _libraries(folder)
                 stage.findings += _findings(path, folder, libraries, socs)
-            rows = [library.described() for library in libraries if library.of_qnn]
+            rows = [library.described() for library in libraries if library.is_qnn_library]
             packages[str(path)] = {"libraries": [*rows]}
-            sys.stdout.writelines(f"{in_line(line)}\n" for line in (str(path), *(f"  {row}" for row in rows)))
+            sys.stdout.writelines(
+                f"{escape_line(line)}\n" for line in (str(path), *(f"  {row}" for row in rows))
+            )
             sys.stdout.flush()
     stage.metrics["packages"] = packages
     answer.add(kind="package", good=outcome_of(stage.findings) is Outcome.PASS, packages=packages)
@@ -210,7 +212,7 @@ def _findings(
 ) -> Iterator[Finding]:
     """Check the libraries. `socs` are the chips that the user named."""
     dialogs = [file for file in sorted(folder.rglob(DIALOG)) if not file.is_symlink()]
-    qnn = [library for library in libraries if library.of_qnn]
+    qnn = [library for library in libraries if library.is_qnn_library]
     if not qnn and not dialogs:
         message = "it contains no library of QNN"
         fix = "name another package, or look whether its build takes the libraries in (jniLibs)"

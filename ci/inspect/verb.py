@@ -31,7 +31,7 @@ from provisioning.base.command_line import valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.files import replace_bytes
-from provisioning.base.foreign import in_line, limited
+from provisioning.base.foreign import escape_line, limited
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -102,13 +102,13 @@ def _inspect(args: argparse.Namespace) -> int:
             )
         files = extract(file, contents, args.extract)
     answer.add(file=str(file), kind=KINDS[type(contents)], **asdict(contents))
-    sys.stdout.writelines(f"{in_line(line)}\n" for line in described(file, contents))
-    sys.stdout.writelines(f"extracted {in_line(str(path))}\n" for path in files)
+    sys.stdout.writelines(f"{escape_line(line)}\n" for line in described(file, contents))
+    sys.stdout.writelines(f"extracted {escape_line(str(path))}\n" for path in files)
     if loading:
         answer.add(against={"sdk": str(args.against), **asdict(loading)})
         word = "can load it" if loading.loads else "cannot load it"
         sys.stdout.write(f"\n{args.against} {word}:\n")
-        sys.stdout.writelines(f"  {in_line(line)}\n" for line in loading.says)
+        sys.stdout.writelines(f"  {escape_line(line)}\n" for line in loading.says)
     return exit_code_of(good=loading is None or loading.loads)
 
 
@@ -125,7 +125,7 @@ def _show(path: Path, kind: str, values: Mapping[str, object]) -> int:
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if name != "what":
             lines.append(f"  {name}: {text or 'none'}")
-    sys.stdout.writelines(f"{in_line(line)}\n" for line in lines)
+    sys.stdout.writelines(f"{escape_line(line)}\n" for line in lines)
     return 0
 
 
@@ -156,7 +156,7 @@ def described(path: Path, contents: Inside) -> Iterator[str]:
         )
         yield from _tensors("input", enumerate(method.inputs))
         yield from _tensors("output", enumerate(method.outputs))
-        yield from _on_cpu(method.kernels)
+        yield from _kernel_lines(method.kernels)
     for index, delegate in enumerate(contents.delegates):
         yield from _delegate(index, delegate)
     for index, segment in enumerate(contents.segments):
@@ -168,7 +168,7 @@ def _model(path: Path, model: CompiledModel) -> Iterator[str]:
     yield f"{path}: model compiled by ONNX Runtime, {model.size:,} bytes"
     yield from _tensors("input", model.inputs)
     yield from _tensors("output", model.outputs)
-    yield from _on_cpu(model.kernels)
+    yield from _kernel_lines(model.kernels)
     for index, node in enumerate(model.nodes):
         if node.context is None:
             yield f"context {index}: {node.name}, in the context of another node"
@@ -183,7 +183,7 @@ def _tensors(kind: str, tensors: Iterable[tuple[int | str, TensorInfo | str]]) -
         yield f"  {kind} {name}: {tensor}"
 
 
-def _on_cpu(kernels: Mapping[str, int]) -> Iterator[str]:
+def _kernel_lines(kernels: Mapping[str, int]) -> Iterator[str]:
     for name, count in kernels.items():
         yield f"  on the CPU: {name} × {count}"
 
@@ -199,14 +199,14 @@ def _delegate(index: int, delegate: Delegate) -> Iterator[str]:
         htp = f"HTP v{options.arch}, {options.vtcm_mb} MB VTCM"
         processor = htp if options.processor == "htp" else options.processor.upper()
         yield (
-            f"  compiled for SoC id {options.soc_id}{_by_id(options.soc_id)}, {processor}, "
+            f"  compiled for SoC id {options.soc_id}{_name_soc(options.soc_id)}, {processor}, "
             f"{options.precision}, prepared {moment}"
         )
     if delegate.context:
         yield from _context(delegate.context, "  ")
 
 
-def _by_id(number: int) -> str:
+def _name_soc(number: int) -> str:
     from provisioning.manifest import load_socs
 
     return next((f" ({name})" for name, soc in load_socs().items() if soc.id == number), "")
@@ -244,7 +244,7 @@ MOST_SHARED = 10
 
 def extract(path: Path, contents: CompiledProgram, into: Path) -> list[Path]:
     """Write each graph into the folder; nothing is written if one of them cannot be read."""
-    parts = [*_of_program(path, contents)]
+    parts = [*_contexts_of_program(path, contents)]
     if not parts:
         raise CheckFailed(f"{path}: there is nothing compiled for QNN in it", fix="name another file")
     files = []
@@ -277,7 +277,7 @@ def context_in(data: memoryview) -> tuple[str, memoryview]:
     return ".bin", data[CONTAINER_SIZE:]
 
 
-def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:
+def _contexts_of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:
     data = bytes_of(path)
     size = sum(delegate.size for delegate in program.delegates)
     if size > MOST_SHARED * len(data):

@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.explain.audit import as_text, document, fails
+    from ci.explain.audit import document, fails, text_lines
     from ci.one_model.report import ModelReport, reported
 
     model = one_model_of(args, AUDIT)
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     def work(report: ModelReport) -> int:
         rows = model_lane(model).audited(model, model.options.precisions)
         answer.add(model=model.typed, soc=model.selection.soc, precisions=document(rows))
-        print("\n".join(as_text(rows)))
+        print("\n".join(text_lines(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:
             report.fail(f"does not give a program that runs at {', '.join(failed)}")
         return int(bool(failed))

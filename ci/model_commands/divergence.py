@@ -66,8 +66,8 @@ def require_script(path: Path) -> None:
 def find_divergence(model: OneModel, choice: Choice, script: Path | None, report: ModelReport) -> int:
     """Search for the operator, print what was found and what to do next, and write the script if the user
     asks for one."""
-    from ci.explain.divergence import as_text, fix_of
-    from ci.work.plain import as_json
+    from ci.explain.divergence import fix_of, text_lines
+    from ci.work.plain import to_json
     from provisioning.known_faults import NO_FIX
 
     program = model_lane(model).chosen_program(model, choice)
@@ -77,8 +77,8 @@ def find_divergence(model: OneModel, choice: Choice, script: Path | None, report
     result = search(model, program)
     differs = result.sqnr_db < result.least
     operator = result.first if differs else None
-    answer.add(program=program.name, **as_json(result))
-    lines = [*as_text(result)]
+    answer.add(program=program.name, **to_json(result))
+    lines = [*text_lines(result)]
     print("\n".join(lines))
     if script and operator:
         write_script(script, model, program, operator, result.least, report)

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     phones = [table.phone_of(name) for name in model.options.phones] or [*table.phones]
     lane = model_lane(model)
     forecast = lane.forecast_of(lane.own_form(model, model.selection.reports / "exported"), phones)
-    answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecast.forecasts])
+    answer.add(model=model.typed, forecasts=[row.rounded_values() for row in forecast.forecasts])
     answer.add(withheld=forecast.withheld, fix=forecast.fix)
-    print("\n".join(forecast.in_words()))
+    print("\n".join(forecast.summary_lines()))
     return int(bool(forecast.withheld))

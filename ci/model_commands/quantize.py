@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.explain.losses import as_text
+    from ci.explain.losses import text_lines
     from ci.one_model.output import writing_into
     from ci.one_model.product import History, judged, write_products
     from ci.one_model.report import ModelReport, reported
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         choice = choice_of(args)
 
         def losses(_: ModelReport) -> int:
-            print("\n".join(as_text(*lane.losses(model, choice))))
+            print("\n".join(text_lines(*lane.losses(model, choice))))
             return 0
 
         return reported(QUANTIZE, model, ["--where", *choice.words, *model.traits], losses)

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_and_compare(model: OneModel, report: ModelReport) -> int:
     """Run the program, write its outputs, and compare them if the user names others."""
-    from ci.one_model.output import as_text, compared, outputs_in, write
+    from ci.one_model.output import compared, output_lines, outputs_in, write
 
     options = model.options
     # A folder that is another one is refused before anything runs.
@@ -57,7 +57,7 @@ def run_and_compare(model: OneModel, report: ModelReport) -> int:
     if options.outputs:
         write(ran, options.outputs, model.typed)
         report.wrote(sorted(options.outputs.glob("*.npy")))
-    print("\n".join(as_text(ran)))
+    print("\n".join(output_lines(ran)))
     if not options.compare:
         return 0
     comparison = compared(ran.outputs, other_outputs, options.compare)

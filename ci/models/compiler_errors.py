@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ci.diagnose.logs import Explanation, of_model
+from ci.diagnose.logs import Explanation, failure_of_model
 from ci.models.model_lines import (
     INSTALLED,
     fix_inside,
@@ -112,7 +112,7 @@ def explained(error: BaseException) -> tuple[str, str]:
     node = node_at_hand(error)
     place = _place_of(error, node)
     if rule := known_of(error):
-        return f"{rule.with_text}{place}", rule.fix
+        return f"{rule.cause_and_text}{place}", rule.fix
     root, step = _causes(error)[-1], failed_step(error)
     if node is not None:
         why = NODE_AND_SCHEMA.sub("it ", next(iter(str(root).splitlines()), ""))
@@ -172,7 +172,9 @@ def _causes(error: BaseException) -> list[BaseException]:
 def known_of(error: BaseException) -> Explanation | None:
     """Return the rule that matches an error of torch or ExecuTorch, or one of its causes; None if there is
     none."""
-    return of_model("".join("".join(traceback.format_exception_only(cause)) for cause in _causes(error)))
+    return failure_of_model(
+        "".join("".join(traceback.format_exception_only(cause)) for cause in _causes(error))
+    )
 
 
 def _node_of_frames(frames: Iterable[tuple[FrameType, int]]) -> Node | None:

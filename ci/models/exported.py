@@ -76,7 +76,7 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
         graph: Any = getattr(module, "graph", None)
         if EXPORTED not in vars(module):
             continue
-        if _in_training(graph):
+        if _is_training(graph):
             notes.append(
                 ("training-mode", f"{name} was exported in training mode, but compiled in eval mode")
             )
@@ -128,7 +128,7 @@ def _drop_counters(model: Any) -> None:
     model.recompile()
 
 
-def _in_training(graph: Any) -> bool:
+def _is_training(graph: Any) -> bool:
     """Whether a batch norm or a dropout was exported in training mode."""
     places = {torch.ops.aten.batch_norm.default: 5, torch.ops.aten.dropout.default: 2}
     calls = [(node.args, places[node.target]) for node in graph.nodes if node.target in places]

@@ -32,17 +32,17 @@ from ci.models.inputs import (
     shares_of,
 )
 from ci.models.mistakes import (
+    bad_syntax,
     compiled_by_torch,
     draws_numbers,
     ends_python,
+    missing_inputs,
     no_samples,
     not_a_function,
     not_a_number,
     not_running,
     not_tensors,
     not_the_model,
-    of_other_type,
-    of_syntax,
     other_count,
     other_kind,
     other_names,
@@ -51,7 +51,7 @@ from ci.models.mistakes import (
     require_enough,
     require_fitting,
     require_on_cpu,
-    without_inputs,
+    wrong_type,
 )
 from ci.models.model_lines import users_line
 from ci.models.user_model import EXPORTED, SAMPLE_FILES, BadFactory, search_first, where_paths_begin
@@ -163,10 +163,10 @@ def _read(path: Path, names: Sequence[str]) -> Sequence[Any]:
     if path.suffix == ".npy":
         return [torch.from_numpy(read_array(path))]
     arrays = read_arrays(path)
-    return [torch.from_numpy(arrays[name]) for name in _in_order(path, [*arrays], names)]
+    return [torch.from_numpy(arrays[name]) for name in _order_names(path, [*arrays], names)]
 
 
-def _in_order(path: Path, files: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+def _order_names(path: Path, files: Sequence[str], names: Sequence[str]) -> Sequence[str]:
     """Return the names of an .npz file's arrays in the model's order. The file's own order counts if it has
     one array, if numpy named its arrays, or if the model names fewer inputs."""
     expected = names[: len(files)]
@@ -315,8 +315,8 @@ def model_of(
     """Return the model that a factory returned, in eval mode, with its inputs."""
     _refuse_script(dotted, product)
     if inputs is None and isinstance(product, nn.Module):
-        raise without_inputs(dotted, factory, product)
-    result = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
+        raise missing_inputs(dotted, factory, product)
+    result = _pair_own_inputs(dotted, product) if inputs is None else _pair_inputs(dotted, product, inputs)
     _refuse_compiled(dotted, result.model)
     state = {name: tensor for name, (tensor, _) in _state(result.model).items()}
     require_on_cpu(dotted, state)
@@ -371,7 +371,7 @@ def attribute_of(dotted: str, search_path: Path) -> Any:
     try:
         module = importlib.import_module(module_name)
     except SyntaxError as error:
-        raise of_syntax(error) from error
+        raise bad_syntax(error) from error
     except SystemExit as error:
         raise ends_python(f"importing {module_name}", error) from error
     except Exception as error:
@@ -391,7 +391,7 @@ def find(dotted: str, search_path: Path) -> Callable[..., Any]:
     return function
 
 
-def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
+def _pair_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
     if not isinstance(product, tuple) or len(product) != 2 or not isinstance(product[0], nn.Module):
         raise not_the_model(dotted, product)
     model, inputs = product
@@ -430,10 +430,10 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return values.to(tensor.dtype)
 
 
-def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWithInputs:
+def _pair_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWithInputs:
     own = None
     if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
-        own = _with_own_inputs(dotted, product)
+        own = _pair_own_inputs(dotted, product)
         product = own.model
     if not isinstance(product, nn.Module):
         pair = isinstance(product, tuple) and len(product) == 2
@@ -580,7 +580,7 @@ def _first_outputs(model: nn.Module, sample: tuple[Tensor, ...], place: str) -> 
     except BadFactory:
         raise
     except Exception as error:
-        if of_type := of_other_type(error, sample, place):
+        if of_type := wrong_type(error, sample, place):
             raise of_type from error
         line = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
         if not place or not line or known_of(error):
@@ -605,11 +605,11 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
     for output in outputs:
         if not isinstance(output, Tensor):
             message = f"the model returns a {type(output).__name__}: expected only tensors"
-            raise BadFactory(message, _as_tuple(output))
+            raise BadFactory(message, _fix_of_output(output))
     return [output.detach().clone(memory_format=torch.contiguous_format) for output in outputs]
 
 
-def _as_tuple(output: object) -> str:
+def _fix_of_output(output: object) -> str:
     """Return the fix for a model that returns an object: the line that returns the tensors in its fields."""
     fields = [name for name, value in getattr(output, "__dict__", {}).items() if isinstance(value, Tensor)]
     if not fields:

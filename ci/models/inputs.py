@@ -81,7 +81,7 @@ def _shuffled(count: int) -> list[int]:
     return sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
 
 
-def as_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
+def order_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
     """Order the samples so that `shares_of` compares the same ones, as far as it compares so many."""
     samples = [*compared, *calibrating]
     by_number = dict(zip(_shuffled(len(samples)), samples, strict=True))

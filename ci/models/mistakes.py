@@ -64,7 +64,7 @@ def require_fitting(model: nn.Module, sample: Sequence[Tensor], place: str) -> N
     ]
     needed = [name for name in by_name if signature.parameters[name].default is inspect.Parameter.empty]
     if needed:
-        raise _by_name_alone(type(model).__name__, [*parameters_of(model.forward), *needed], needed)
+        raise _keyword_only_error(type(model).__name__, [*parameters_of(model.forward), *needed], needed)
     try:
         signature.bind(*sample)
     except TypeError:
@@ -74,7 +74,7 @@ def require_fitting(model: nn.Module, sample: Sequence[Tensor], place: str) -> N
         raise BadFactory(message, f"`return model, {_tuple(names)}`{where}, {_tensors_like(names)}") from None
 
 
-def _by_name_alone(kind: str, names: Sequence[str], needed: Sequence[str]) -> BadFactory:
+def _keyword_only_error(kind: str, names: Sequence[str], needed: Sequence[str]) -> BadFactory:
     listed = ", ".join(names)
     call = ", ".join(f"{name}={name}" if name in needed else name for name in names)
     return BadFactory(
@@ -106,7 +106,7 @@ WRONG_TYPES = (
 method that converts a tensor to the right type."""
 
 
-def of_other_type(error: Exception, sample: Sequence[Tensor], place: str) -> BadFactory | None:
+def wrong_type(error: Exception, sample: Sequence[Tensor], place: str) -> BadFactory | None:
     """Return the error for a model whose own inputs have a type that it does not take; None for other
     errors."""
     method = next((method for pattern, method in WRONG_TYPES if pattern.search(str(error))), "")
@@ -138,7 +138,7 @@ def _tensors_like(names: Sequence[str]) -> str:
     return f"with a tensor for each, as by `{names[0]} = torch.rand(1, 3, 224, 224)`"
 
 
-def without_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
+def missing_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
     """Return the error for a factory that returns only the model."""
     names = _inputs_of(model.forward)
     line = f"`return model, {_tuple(names)}` {_tensors_like(names)}"
@@ -217,13 +217,13 @@ def not_tensors(inputs: Any) -> BadFactory:
         # Their order may not be that of the model's arguments.
         return BadFactory(f"{words}, found a dict: a program has no names", AS_PT2_BY_NAME)
     if not isinstance(inputs, tuple | list) or not inputs:
-        return BadFactory(f"{words}, found {_kind(inputs)}", _as_tensor(inputs) or RETURN)
+        return BadFactory(f"{words}, found {_kind(inputs)}", _fix_of_array(inputs) or RETURN)
     number = next(number for number, value in enumerate(inputs) if not isinstance(value, Tensor))
     message = f"input {number}: expected a tensor, found {_kind(inputs[number])}"
-    return BadFactory(message, _as_tensor(inputs[number]) or AS_PT2)
+    return BadFactory(message, _fix_of_array(inputs[number]) or AS_PT2)
 
 
-def _as_tensor(value: Any) -> str:
+def _fix_of_array(value: Any) -> str:
     """Return the line that makes a tensor of an array; empty if the value is no array."""
     is_array = hasattr(value, "__array__") and not isinstance(value, Tensor)
     return "`return model, (torch.from_numpy(array),)`" if is_array else ""
@@ -280,7 +280,7 @@ def draws_numbers(function: str, line: str) -> BadFactory:
     return BadFactory(f"{function} draws random numbers in each run{line}, so no two outputs are alike", fix)
 
 
-def of_syntax(error: SyntaxError) -> BadFactory:
+def bad_syntax(error: SyntaxError) -> BadFactory:
     place = f"{model_lines.relative_path(error.filename or '')}:{error.lineno}"
     code = (error.text or "").strip()
     return BadFactory(f"{place}: {error.msg}: `{code}`", f"correct {place}, which Python cannot read")

@@ -121,7 +121,7 @@ def refusal(text: str, folder: Path) -> UsageError:
     if not text:
         return UsageError(f"MODEL is empty: expected {MODEL_HELP}", fix="print the variable that you typed")
     if ADDRESS.match(text) or _may_be_of_hub(text, path):
-        return _of_download(text)
+        return _download_refusal(text)
     if path.suffix in CHECKPOINT_FILES and (path.parent / "config.json").is_file():
         whole = session("compile", Path(text).parent, "-o", "out")
         return UsageError(
@@ -130,7 +130,7 @@ def refusal(text: str, folder: Path) -> UsageError:
     if kind := KINDS.get(path.suffix.lower()):
         return UsageError(f"{expected}, found {kind.words}", fix=kind.fix_for(Path(text)))
     if path.is_dir():
-        return _of_folder(text, path)
+        return _folder_refusal(text, path)
     if path.is_file():
         functions = _names_in(path, text) if path.suffix == ".py" else []
         if len(functions) == 1:
@@ -139,13 +139,13 @@ def refusal(text: str, folder: Path) -> UsageError:
             expected, fix=f"say which function: {', '.join(functions)}" if functions else EXPORT
         )
     if (member := MEMBER.fullmatch(text)) and (folder / member["file"]).is_file():
-        return _of_member(text, member, folder)
+        return _member_refusal(text, member, folder)
     if names := _names_like(text, folder):
         return UnknownName(f"{text}: there is no such model: expected {MODEL_HELP}", text, names)
     return UsageError(f"{text}: there is no such file: expected {MODEL_HELP}", fix=HOW)
 
 
-def _of_member(text: str, member: re.Match[str], folder: Path) -> UsageError:
+def _member_refusal(text: str, member: re.Match[str], folder: Path) -> UsageError:
     """Return the error for a method or another part of a class."""
     file, owner = member["file"], member["owner"]
     functions = [name.rpartition(":")[2] for name in _names_in(folder / file, file)]
@@ -164,7 +164,7 @@ def _may_be_of_hub(text: str, path: Path) -> bool:
     return OF_HUB.fullmatch(text) is not None and path.suffix not in KINDS and not path.parent.exists()
 
 
-def _of_folder(text: str, path: Path) -> UsageError:
+def _folder_refusal(text: str, path: Path) -> UsageError:
     names = sorted(file.name for file in path.iterdir())
     models = [str(Path(text, name)) for name in names if name.endswith((".onnx", ".pt2"))]
     message = f"{text}: expected a checkpoint of a language model in this folder, found no config.json"
@@ -180,7 +180,7 @@ def _of_folder(text: str, path: Path) -> UsageError:
     return UsageError(message, fix="name a model; of a checkpoint, download or copy the whole folder")
 
 
-def _of_download(text: str) -> UsageError:
+def _download_refusal(text: str) -> UsageError:
     name = text.rstrip("/").rpartition("/")[2]
     download = quoted("curl", "-LO", text)
     if hub := OF_HUB.fullmatch(text):

@@ -397,7 +397,7 @@ def _uv(
         message = "uv is not here, and a suite's own packages need it"
         raise EnvironmentLacking(message, fix="python -m pip install uv")
     # A store, or a copy that is installed, may lie below a project of the user's.
-    settings = {**pip_settings.uv_variables(os.environ), **pip_settings.without_project(os.environ)}
+    settings = {**pip_settings.uv_variables(os.environ), **pip_settings.uv_config_variables(os.environ)}
     environ = {**os.environ, **settings, **variables}
     if CPU_BUILDS[0] in arguments:
         # An index that the user did not name, so fail soon if it cannot be reached.

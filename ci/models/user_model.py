@@ -14,7 +14,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
 
-from ci.artifacts.program import as_model, torch_kind_of
+from ci.artifacts.program import fix_for_torch_file, torch_kind_of
 from ci.models.not_models import ADDRESS, EXPORT, FUNCTION, MODEL_HELP, refusal
 from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
@@ -116,7 +116,7 @@ def user_model(text: str, folder: Path) -> UserModel:
         return UserModel(_word(path.stem), "", path.absolute().parent, _file(path, text))
     if kind := torch_kind_of(path):
         message = f"{text}: expected {MODEL_HELP}, found {kind}"
-        raise UsageError(message, fix=as_model(kind, Path(text)))
+        raise UsageError(message, fix=fix_for_torch_file(kind, Path(text)))
     raise refusal(text, folder)
 
 
@@ -187,7 +187,7 @@ def _is_quantized(path: Path) -> bool:
     if not programs:
         kind = torch_kind_of(path)
         message = f"{path}: expected what torch.export.save writes, found {kind or 'another archive'}"
-        raise CheckFailed(message, fix=as_model(kind, path) if kind else EXPORT)
+        raise CheckFailed(message, fix=fix_for_torch_file(kind, path) if kind else EXPORT)
     return quantized
 
 

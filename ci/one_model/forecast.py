@@ -197,7 +197,7 @@ class Forecast:
             " 100 models that the fit had not seen)"
         )
 
-    def as_dict(self) -> dict[str, Metric]:
+    def rounded_values(self) -> dict[str, Metric]:
         figures = {**asdict(self), "least_ms": self.least_ms, "most_ms": self.most_ms}
         return {
             name: round(value, 5) if isinstance(value, float) else value for name, value in figures.items()
@@ -215,7 +215,7 @@ class Forecasted:
     """The reason why no phone has a forecast."""
     fix: str = ""
 
-    def in_words(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         if self.withheld:
             return [f"no forecast: {self.withheld}", *([f"  try: {self.fix}"] if self.fix else [])]
         return [

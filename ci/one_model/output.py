@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from ci.one_model.named_files import RECORD, require_outputs
-from ci.suite.accuracy import Pair, Unusable, compare, in_words, missed
+from ci.suite.accuracy import Pair, Unusable, compare, describe_figures, missed
 from ci.suite.suite_file import Thresholds
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted
@@ -146,7 +146,7 @@ class Ran:
     where: str
 
 
-def as_text(ran: Ran) -> Iterator[str]:
+def output_lines(ran: Ran) -> Iterator[str]:
     yield ran.where
     for name, array in ran.outputs.items():
         values = ", ".join(f"{value:.5g}" for value in array.ravel()[:SHOWN])
@@ -214,7 +214,7 @@ def compared(ours: Sample, other: Sample, title: str) -> Compared:
             raise CheckFailed(f"against {title}: {error}", fix=fix) from error
         all_figures[name] = figures
         apart = f", at most {figures['max_abs']:.3g} apart" if figures.get("max_abs") else ""
-        lines.append(f"against {title}: {name} {in_words(figures)}{apart}")
+        lines.append(f"against {title}: {name} {describe_figures(figures)}{apart}")
         strange += [name] if missed(Thresholds(), figures) else []
     if strange:
         lines.append(f"{', '.join(strange)}: too different from {title} at the same inputs")

@@ -16,7 +16,7 @@ from typing import TypeVar
 from ci.one_model.model import OneModel
 from ci.one_model.output import Publish, document_of, file_line, origin_of, require_own
 from ci.one_model.report import ModelReport
-from ci.suite.accuracy import against_nearest, in_words
+from ci.suite.accuracy import against_nearest, describe_figures
 from ci.suite.programs import Program
 from ci.suite.stage import Plan
 from ci.work.outcome import first_line, words_of
@@ -28,7 +28,7 @@ from provisioning.base.findings import Finding
 from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_SOC
 from provisioning.base.stage_run import Places
-from provisioning.base.units import EXACT_DB, in_decibels, readable
+from provisioning.base.units import EXACT_DB, format_decibels, readable
 from provisioning.known_faults import SuspectedFault
 from provisioning.manifest import soc_named
 
@@ -72,7 +72,7 @@ class Outcome:
     """The result of `is_of_chip` for its figures."""
 
     @classmethod
-    def of_error(cls, error: ToolkitError) -> Outcome:
+    def from_error(cls, error: ToolkitError) -> Outcome:
         """Make the outcome of a program that could not be made. Raises the error if the program is not to
         blame."""
         if error.exit_code != CheckFailed.exit_code:
@@ -129,10 +129,10 @@ class Outcome:
         )
         return len(self.on_cpu) < len(other.on_cpu) or saves or any(gains)
 
-    def in_words(self) -> str:
+    def summary_line(self) -> str:
         parts = [self.error.partition("\n")[0][:300]] if self.error else []
         if (sqnr := self.near("sqnr_db", float("nan"))) == sqnr:
-            parts += [f"{in_decibels(sqnr)} SQNR" if sqnr > -EXACT_DB else "NaN values"]
+            parts += [f"{format_decibels(sqnr)} SQNR" if sqnr > -EXACT_DB else "NaN values"]
         if (share := self.near("agreement", 1.0)) < 1:
             parts += [f"{100 * share:.4g} % of integers equal"]
         parts += [f"on the CPU: {', '.join(sorted({*self.on_cpu}))}"] if self.on_cpu else []
@@ -143,8 +143,8 @@ def cells_of(outcome: Outcome) -> dict[str, str]:
     """The cells of a program in a table of several, by column."""
     figures = outcome.figures
     cells = {
-        "against float": in_words(figures) or "not run",
-        "against the quantized model": in_words(figures, "reference_") or "-",
+        "against float": describe_figures(figures) or "not run",
+        "against the quantized model": describe_figures(figures, "reference_") or "-",
         "on the CPU": str(len(outcome.on_cpu)),
     }
     titles = {"size": "bytes", "ddr": "bytes of DDR"}

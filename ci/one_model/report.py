@@ -111,4 +111,4 @@ def _merged(report: ModelReport, output: str, reports: Path) -> None:
         ]
     stage.metrics[MODELS] = models
     # Not by `write`: an answer (--json) has this command's own findings alone.
-    replace_text(reports / f"{stage.stage}.json", stage.finish().as_json())
+    replace_text(reports / f"{stage.stage}.json", stage.finish().to_json())

@@ -40,7 +40,7 @@ class GraphPart:
     operators: Mapping[str, int]
 
     @property
-    def on_cpu(self) -> bool:
+    def is_on_cpu(self) -> bool:
         return self.where == "cpu"
 
 

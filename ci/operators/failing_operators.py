@@ -20,7 +20,7 @@ from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
-from ci.diagnose.logs import with_names_of_data_types
+from ci.diagnose.logs import name_data_types
 from ci.models.model_lines import fix_inside, is_inside, place_in_words, source_of
 from ci.operators.partition import (
     PASS_THROUGH,
@@ -61,7 +61,7 @@ class Culprit:
     """It is FILE:LINE of the line."""
 
     @staticmethod
-    def in_words(culprits: Sequence[Culprit]) -> str:
+    def describe(culprits: Sequence[Culprit]) -> str:
         """Describe the culprits in one sentence; nodes of one line, as in a loop, are named once."""
         alike: dict[tuple[str, ...], list[Culprit]] = {}
         for row in culprits:
@@ -164,7 +164,7 @@ class Search:
             # Without an error of QNN's, it is not QNN that fails, but memory or our own part of a graph.
             errors = self._errors(begin) if partition.error_of(nodes) else []
             if errors and len(nodes) == 1:
-                messages[nodes[0].name] = _in_words(errors)
+                messages[nodes[0].name] = _describe_errors(errors)
             return bool(errors)
 
         if alone:
@@ -252,7 +252,7 @@ class Workaround:
 
     @property
     def message(self) -> str:
-        return Culprit.in_words(self.culprits)
+        return Culprit.describe(self.culprits)
 
 
 def workaround_of(
@@ -272,7 +272,7 @@ def workaround_of(
         rows += culprits
         names.update(name for row in culprits for name in row.nodes)
         # For readers of the log, in case the compiler crashes next.
-        sys.stderr.write(f"{Culprit.in_words(rows)}\n")
+        sys.stderr.write(f"{Culprit.describe(rows)}\n")
         if not brief or time.process_time() - begun > SEARCHED_SECONDS:
             break
         try:
@@ -299,7 +299,7 @@ def naming() -> Iterator[None]:
                 return lower(*programs)
             except Exception as error:
                 if culprits := search.culprits(error, alone=True):
-                    error.args = (f"{str(error).rstrip('.')}: {Culprit.in_words(culprits)}",)
+                    error.args = (f"{str(error).rstrip('.')}: {Culprit.describe(culprits)}",)
                 raise
 
         backend.preprocess_multimethod = staticmethod(preprocess)
@@ -343,11 +343,11 @@ def _names(error: str, name: str) -> bool:
     return bool(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", error))
 
 
-def _in_words(errors: Sequence[str]) -> str:
+def _describe_errors(errors: Sequence[str]) -> str:
     """Describe the first error that says more than that there is no kernel."""
     for error in errors:
         if not NO_KERNEL.search(error):
-            return f" ({with_names_of_data_types(error)[:200]})"
+            return f" ({name_data_types(error)[:200]})"
     return " (the HTP's compiler has no kernel for it)" if errors else ""
 
 

@@ -34,8 +34,8 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
-from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, in_plain_words
-from ci.diagnose.logs import with_names_of_data_types
+from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, reword_error
+from ci.diagnose.logs import name_data_types
 from ci.models.model_lines import source_of
 from ci.one_model.product import smallest
 from ci.operators import Argument, CpuOperator, GraphPart, TensorEnds, Traits
@@ -108,8 +108,8 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
         errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
         detail = next((text for text in errors if not text.startswith("Requested")), "")
         # Without the node's name, the same of several nodes is said once.
-        detail = in_plain_words(detail)
-        detail = with_names_of_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
+        detail = reword_error(detail)
+        detail = name_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
         integers = f" ({OF_INTEGERS})" if "datatypes" in detail and _gives_integers(node) else ""
         return REFUSES + (f": {detail.rstrip('.')}" if detail else "") + integers
     if message in ("Skipped", "Forced Fallback"):

@@ -111,7 +111,7 @@ class Case(NamedTuple):
     @property
     def figure(self) -> str:
         """Format the figure with a space before it; empty if there is none."""
-        return in_db(self.db) + (" to float" if self.result == "lost" and self.db is not None else "")
+        return format_db(self.db) + (" to float" if self.result == "lost" and self.db is not None else "")
 
 
 class Cell(NamedTuple):
@@ -139,7 +139,7 @@ class Cell(NamedTuple):
         """Format as `whole 51 dB: small [-0.01, 0.01]; WRONG -6 dB: across [0.5, 2.5]`."""
         figure = Case(self.result, self.db).figure
         form = f": {self.form}" if self.form and figure else ""
-        loses = "" if self.loses_db is None else f", loses{in_db(self.loses_db)}"
+        loses = "" if self.loses_db is None else f", loses{format_db(self.loses_db)}"
         failures = (
             (WORST_FIRST.index(case.result), name)
             for name, case in self.others.items()
@@ -201,7 +201,7 @@ def shipped_rows() -> Mapping[str, str]:
     return rows_by_key(shipped().cells)
 
 
-def in_db(figure: float | None) -> str:
+def format_db(figure: float | None) -> str:
     """Format a figure with a space before it; empty if there is none."""
     return "" if figure is None else " exact" if figure >= EXACT else f" {round(figure)} dB"
 

@@ -267,7 +267,7 @@ class _Evaluation:
             path = normal(posixpath.join(begins, path_in_cell, name))
             if path in self.tree.files:
                 return path
-        where = self._in_tree(folder)
+        where = self._folder_of_cell(folder)
         return None if where is None else posixpath.join(where, name)
 
     @cached_property
@@ -283,7 +283,7 @@ class _Evaluation:
                 cells |= {name: cells[cell] for name, cell in aliases if cell in cells}
         return cells
 
-    def _in_tree(self, folder: str) -> str | None:
+    def _folder_of_cell(self, folder: str) -> str | None:
         for prefix, begins in sorted(self.rules.cells.items(), key=lambda cell: -len(cell[0])):
             if folder == prefix or folder.startswith(prefix.rstrip("/") + "/"):
                 return normal(posixpath.join(begins, folder[len(prefix) :].lstrip("/")))
@@ -547,7 +547,7 @@ class _Evaluation:
         folder, colon, name = label.partition("[")[0].partition(":")
         if not folder:
             return f"//{self.package}:{name}"
-        where = self._in_tree(folder)
+        where = self._folder_of_cell(folder)
         if where is None:
             return label
         return f"//{where}:{name if colon else posixpath.basename(where)}"

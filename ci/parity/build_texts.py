@@ -163,7 +163,7 @@ def _words(text: str) -> Iterator[Word]:
             break
 
 
-def by_line(text: str) -> Mapping[tuple[int, str], CMakeCommand]:
+def commands_by_line(text: str) -> Mapping[tuple[int, str], CMakeCommand]:
     """Commands by their first line and name, as a trace gives them."""
     return {(command.line, command.name): command for command in commands(text)}
 

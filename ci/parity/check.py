@@ -182,7 +182,7 @@ class _Everything:
 
     def _schemas(self) -> None:
         """Find the files that code is generated from, and by which program with which flags."""
-        in_buck, in_cmake = self._by_schema(self.bucks), self._by_schema(self.cmakes)
+        in_buck, in_cmake = self._rules_by_schema(self.bucks), self._rules_by_schema(self.cmakes)
 
         def report(rule: Target, subject: str, path: str, has: str, contrast: str) -> None:
             self.report("parity-schema-differs", rule.place, subject, path, {"has": has, "how": contrast})
@@ -207,7 +207,7 @@ class _Everything:
             if one.command[:1] != other.command[:1]:
                 report(one, path, path, "Buck", f" by {one.command[0]}, and CMake by {other.command[0]}")
 
-    def _by_schema(self, sides: Sequence[Side]) -> dict[str, Target]:
+    def _rules_by_schema(self, sides: Sequence[Side]) -> dict[str, Target]:
         suffixes = tuple(suffix for suffix in self.scope.suffixes if suffix in SCHEMAS)
         rules: dict[str, Target] = {}
         for side in sides:

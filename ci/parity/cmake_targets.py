@@ -6,7 +6,15 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ci.parity.build_texts import CMakeCommand, Expressions, Unevaluable, block, by_line, commands, truth
+from ci.parity.build_texts import (
+    CMakeCommand,
+    Expressions,
+    Unevaluable,
+    block,
+    commands,
+    commands_by_line,
+    truth,
+)
 from ci.parity.cmake_trace import (
     BINARY,
     DECLARING,
@@ -15,9 +23,9 @@ from ci.parity.cmake_trace import (
     ConfigureInput,
     ExecutedCommand,
     Trace,
-    in_tree,
     plain,
     traces,
+    tree_path,
 )
 from ci.parity.tree import SCHEMAS, Glob, NamedItem, NotEvaluated, Side, Target, Tree, TreePlace, fits
 
@@ -61,7 +69,7 @@ class _Reader:
     def __init__(self, tree: Tree, project: ConfigureInput, trace: Trace) -> None:
         self.tree, self.project, self.trace = tree, project, trace
         self.texts = {event.file: tree.read(event.file) for event in trace.events}
-        self.commands = {file: by_line(text) for file, text in self.texts.items()}
+        self.commands = {file: commands_by_line(text) for file, text in self.texts.items()}
         self.result = Side(troubles=list(trace.troubles), stopped=not trace.complete)
         self.result.packages = {posixpath.dirname(file) for file in self.texts}
         self.naming: dict[str, list[ExecutedCommand]] = {}
@@ -85,7 +93,7 @@ class _Reader:
             elif event.command == "add_custom_command":
                 self._custom_command(event)
             elif event.command == "configure_file" and len(event.args) > 1:
-                self.generated.add(in_tree(event.args[1], event.folder))
+                self.generated.add(tree_path(event.args[1], event.folder))
             elif event.command in DECLARING and event.args:
                 self.declared.setdefault(event.args[0], event)
                 if event.args[1:2] == ("ALIAS",) and len(event.args) > 2:
@@ -111,7 +119,7 @@ class _Reader:
             for element in split(arg):
                 keys = {element, element.removeprefix("-D")}
                 if "/" in element or "." in element:
-                    keys.add(in_tree(element, event.folder) or element)
+                    keys.add(tree_path(element, event.folder) or element)
                 for key in keys:
                     self.naming.setdefault(key, []).append(event)
         command = self.commands[event.file].get((event.line, event.command))
@@ -177,7 +185,7 @@ class _Reader:
     def _library(self, target: Mapping[str, str]) -> Target:
         name = target["NAME"]
         kind = target["TYPE"].removesuffix("_LIBRARY").lower()
-        folder = in_tree(target["SOURCE_DIR"], "") or ""
+        folder = tree_path(target["SOURCE_DIR"], "") or ""
         library = Target(name, kind, self._declaration(name), folder)
         files = self._scoped(target, "SOURCES")
         sets = self._elements(target, "HEADERS")
@@ -200,13 +208,13 @@ class _Reader:
             if UNKNOWN not in flag:
                 library.add_flag(flag, self._place_of_flag(name, flag))
         for element, text, scope in self._scoped(target, "INCLUDE_DIRECTORIES"):
-            path = in_tree(element, folder)
+            path = tree_path(element, folder)
             if path is not None and (path in self.tree.directories or not path):
                 library.includes.append(NamedItem(path, self._place(name, path, text), scope))
         return library
 
     def _add_file(self, library: Target, element: str, text: str, scope: str, folder: str) -> None:
-        path = in_tree(element, folder)
+        path = tree_path(element, folder)
         if path is None:
             return
         item = NamedItem(path, self._place(library.name, path, text), scope)
@@ -231,7 +239,7 @@ class _Reader:
         if not texts:
             return None
         number = max(texts, key=lambda standard: int(standard) % 98)
-        folder = in_tree(target["SOURCE_DIR"], "") or ""
+        folder = tree_path(target["SOURCE_DIR"], "") or ""
         for event in self.trace.events:
             around = not event.folder or f"{folder}/".startswith(f"{event.folder}/")
             sets = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
@@ -312,7 +320,7 @@ class _Reader:
         for pattern in patterns:
             if pattern in ("CONFIGURE_DEPENDS", "FOLLOW_SYMLINKS") or UNKNOWN in pattern:
                 continue
-            path = in_tree(pattern, event.folder)
+            path = tree_path(pattern, event.folder)
             if path is None and pattern.startswith(self.elsewhere):
                 continue
             if path is None:
@@ -340,9 +348,9 @@ class _Reader:
         def elements_of(*kinds: str) -> list[str]:
             return [element for kind, elements in parts for element in elements if kind in kinds]
 
-        self.generated |= {in_tree(name, event.folder) for name in elements_of("OUTPUT", "BYPRODUCTS")}
+        self.generated |= {tree_path(name, event.folder) for name in elements_of("OUTPUT", "BYPRODUCTS")}
         directories = elements_of("WORKING_DIRECTORY")
-        folders = [event.folder, *(in_tree(folder, event.folder) or "" for folder in directories)]
+        folders = [event.folder, *(tree_path(folder, event.folder) or "" for folder in directories)]
         inputs, name = elements_of("DEPENDS", "IMPLICIT_DEPENDS"), ";".join(elements_of("OUTPUT"))
         for kind, elements in parts:
             if kind == "COMMAND" and elements:
@@ -356,7 +364,7 @@ class _Reader:
         self, elements: Sequence[str], folders: Sequence[str], event: ExecutedCommand
     ) -> Iterator[tuple[str, NamedItem]]:
         for element in (element for element in elements if not element.startswith("-")):
-            paths = [path for folder in folders if (path := in_tree(element, folder)) is not None]
+            paths = [path for folder in folders if (path := tree_path(element, folder)) is not None]
             files = [path for path in paths if path in self.tree.files]
             for path in files or paths[-1:]:
                 line = self._line(event, path)
@@ -395,7 +403,7 @@ def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) ->
     own_names = _assigned(trace, texts)
     names = own_names | trace.variables
     constants = {name: value for name, value in project.variables.items() if name not in own_names}
-    lines = {file: by_line(text) for file, text in texts.items()}
+    lines = {file: commands_by_line(text) for file, text in texts.items()}
     targets = project.targets | {
         event.args[0] for event in trace.events if event.args and event.command in DECLARING
     }

@@ -188,7 +188,7 @@ def _look(tree: Tree, trace: Trace, texts: set[str], names: set[str]) -> None:
             continue
         condition = event.command in ("if", "elseif")
         for arg in event.args:
-            path = in_tree(re.split(r"[*?\[]", arg)[0], event.folder)
+            path = tree_path(re.split(r"[*?\[]", arg)[0], event.folder)
             if not path or (condition and not arg.startswith(SOURCE)):
                 continue  # A word of a condition is rarely a file.
             folder = path if path in tree.directories else posixpath.dirname(path)
@@ -386,7 +386,7 @@ def _read(
             if _tree_path(path) in tree.files and path != f"{SOURCE}/CMakeLists.txt":
                 trace.events.append(ExecutedCommand(command, args, _tree_path(path), number_of_line, folder))
         if command == "add_subdirectory" and args:
-            child = in_tree(args[0], folders[-1][1] if folders else "")
+            child = tree_path(args[0], folders[-1][1] if folders else "")
             folders.append((depth, child if child is not None else ""))
     trace.troubles += _errors(errors, tree, local, project)
     if not trace.complete and not trace.troubles:
@@ -444,7 +444,7 @@ def _tree_path(file: str) -> str:
     return normal(file.removeprefix(f"{SOURCE}/"))
 
 
-def in_tree(text: str, folder: str) -> str | None:
+def tree_path(text: str, folder: str) -> str | None:
     """The path in the tree for a path of a command in this folder; None if it is outside or unknown."""
     if not text or "\0" in text or UNKNOWN in text:
         return None

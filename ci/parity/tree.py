@@ -46,7 +46,7 @@ class Tree:
         return frozenset(folders)
 
     @cached_property
-    def _by_directory(self) -> dict[str, list[str]]:
+    def _paths_by_directory(self) -> dict[str, list[str]]:
         by_folder: dict[str, list[str]] = {}
         for path in sorted(self.files):
             by_folder.setdefault(posixpath.dirname(path), []).append(path)
@@ -72,7 +72,7 @@ class Tree:
 
     def under(self, folder: str) -> Iterator[str]:
         """Files below a folder (`""` is the whole tree), sorted by directory."""
-        for directory, paths in self._by_directory.items():
+        for directory, paths in self._paths_by_directory.items():
             if not folder or directory == folder or directory.startswith(folder + "/"):
                 yield from paths
 
@@ -88,7 +88,7 @@ class Tree:
         head, _, tail = pattern.rpartition("/")
         if tail != "**" and not any(sign in head for sign in "*?["):
             # Most patterns name one directory, and most trees have many.
-            paths = self._by_directory.get(normal(posixpath.join(folder, head)), [])
+            paths = self._paths_by_directory.get(normal(posixpath.join(folder, head)), [])
             return frozenset(path for path in paths if fits(path[start:], pattern))
         return frozenset(path for path in self.under(folder) if fits(path[start:], pattern))
 

@@ -83,7 +83,7 @@ class Changes(Model):
     left_out: Annotated[int, Field(ge=0, le=MOST_PROGRAMS)]
     """The number of changes for which there was no room."""
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 

@@ -25,7 +25,7 @@ from provisioning.base.findings import (
 from provisioning.base.foreign import mapped, visible
 from provisioning.base.rendering import DID_NOT_RUN, EARLIER_RUN
 from provisioning.base.stage_run import RUN
-from provisioning.base.units import in_decibels, seconds, size
+from provisioning.base.units import format_decibels, seconds, size
 
 GATE = "gate"
 """The gate's own report repeats the stages' reports, so it is left out if they are there."""
@@ -49,7 +49,7 @@ def collect(directory: Path) -> list[Report]:
     reports, problems = _read_all(directory)
     page, left_out = _one_page(reports)
     stages = list(_stages_of(page.get(GATE)))
-    models = [stage for stage, report in page.items() if of_models(report)]
+    models = [stage for stage, report in page.items() if is_about_models(report)]
     rows = [
         page.get(stage)
         or did_not_run(stage, left_out.get(stage, f"there is no report of {stage}"), due=stage in stages)
@@ -171,9 +171,9 @@ def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[st
         message = f"its report is of an earlier run, {date}"
         old = when is not None and times[newest.stage] - when > ONE_DAY
         same = _same_run(report, newest)
-        if of_models(report) and not alone:
+        if is_about_models(report) and not alone:
             page[stage] = report
-        elif of_models(report) and not same:
+        elif is_about_models(report) and not same:
             # A command that was typed before the gate is none of its stages.
             continue
         elif report.profile not in ("", profile):
@@ -198,7 +198,7 @@ def _is_no_news(report: Report | None, newest: Report) -> bool:
     """Whether a model only needed the stage, which an earlier run had passed already."""
     if report is None or _same_run(report, newest):
         return False
-    return of_models(newest) and report.outcome is Outcome.PASS
+    return is_about_models(newest) and report.outcome is Outcome.PASS
 
 
 def _same_run(one: Report, other: Report) -> bool:
@@ -310,13 +310,13 @@ def rows_of(report: Report, *tables: Literal["programs", "models"]) -> dict[str,
     return rows
 
 
-def of_models(report: Report) -> bool:
+def is_about_models(report: Report) -> bool:
     """Whether a report is about single models, one command after the other."""
     return "models" in report.metrics
 
 
 UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
-    ("*_db", in_decibels),
+    ("*_db", format_decibels),
     ("*seconds", seconds),
     ("*bytes", size),
     ("ddr_*", size),
@@ -326,5 +326,5 @@ UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
 """Maps the form of a figure's name to how its value is shown; the first match counts."""
 
 
-def in_unit(key: str, value: float) -> str:
+def show_figure(key: str, value: float) -> str:
     return next(render(value) for form, render in UNITS if fnmatchcase(key, form))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ci.diagnose.rules import page_of
-from ci.report.collect import in_unit
+from ci.report.collect import show_figure
 from ci.report.programs import ReportedProgram, cost_titles, models_of, programs_of
 from ci.report.summary import headline, worst
 from provisioning.base.command_line import Parser
@@ -26,9 +26,9 @@ from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import (
     HARMLESS,
     LOG,
-    by_severity,
     duration,
     errors_of,
+    group_by_severity,
     notable_artifacts,
     plural,
     summary_of,
@@ -94,7 +94,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         less_is_better=LESS_IS_BETTER,
         cost_names=cost_titles(),
         cost_rule=cost_rule,
-        in_unit=in_unit,
+        show_figure=show_figure,
     )
 
 
@@ -158,7 +158,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    shared = (one_line, plural, size, page_of, verdict, summary_of, duration, by_severity)
+    shared = (one_line, plural, size, page_of, verdict, summary_of, duration, group_by_severity)
     filters = (*shared, notable_artifacts, digest, cell)
     environment.filters |= {function.__name__: function for function in filters}
     return environment

@@ -8,7 +8,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from ci.lanes.registry import lanes_by_stage
-from ci.report.collect import ReportRow, in_unit, rows_of
+from ci.report.collect import ReportRow, rows_of, show_figure
 from ci.suite.lane_head import LaneHead
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering import plural
@@ -80,7 +80,7 @@ class ReportedProgram:
             delegates = plural(compiled.delegates, "delegate")
             words = [delegates, f"{compiled.cpu_operators or 0} on the CPU", run.through]
         sqnr, share = run.figures.get("sqnr_db"), run.figures.get("agreement")
-        words.append(in_unit("sqnr_db", sqnr) if isinstance(sqnr, float) else "")
+        words.append(show_figure("sqnr_db", sqnr) if isinstance(sqnr, float) else "")
         words.append(f"{share:.6g} equal" if isinstance(share, float) else "")
         words.append("cached" if all(row.cached for row in self.rows.values()) else "")
         return ", ".join(filter(None, words))

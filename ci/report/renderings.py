@@ -14,7 +14,7 @@ from urllib.parse import quote
 from ci.diagnose.rules import explained, page_of
 from ci.report.collect import rows_of
 from ci.report.page import environment, html, markdown
-from ci.report.summary import in_words
+from ci.report.summary import describe_finding
 from provisioning.base.files import write_named
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.rendering import counts_of, verdict
@@ -96,7 +96,7 @@ def sarif(reports: Sequence[Report]) -> str:
     results: list[object] = []
     notifications: list[tuple[Report, object]] = []
     for report, finding, fingerprint in _fingerprints(reports):
-        text = in_words(finding) or finding.rule or report.stage or "–"
+        text = describe_finding(finding) or finding.rule or report.stage or "–"
         content = {"level": finding.severity.value, "message": {"text": text}}
         place = finding.place
         if place is None:
@@ -129,7 +129,7 @@ def sarif(reports: Sequence[Report]) -> str:
         "invocations": invocations,
         "results": results,
     }
-    return _as_json(
+    return _json_text(
         {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
     )
 
@@ -162,6 +162,6 @@ def _fingerprints(reports: Iterable[Report]) -> Iterator[tuple[Report, Finding, 
             yield report, finding, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _as_json(document: object) -> str:
+def _json_text(document: object) -> str:
     # Readers of SARIF refuse surrogates, even as escapes.
     return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"

@@ -63,7 +63,7 @@ def headline(reports: Sequence[Report]) -> str:
         counts.append(f"{plural(len(stages), 'stage')} passed")
     elif names:
         counts.append(f"{len(names)} of {plural(len(stages), 'stage')} did not pass ({', '.join(names)})")
-    if earlier := [report.stage for report in reports if of_earlier_run(report)]:
+    if earlier := [report.stage for report in reports if is_from_earlier_run(report)]:
         counts.append(f"{', '.join(earlier)} in an earlier run")
     if skipped := len(reports) - len(stages):
         counts.append(f"{skipped} skipped")
@@ -99,7 +99,7 @@ def failed_and_passed(models: Mapping[str, bool]) -> str:
     return f"{listing}{more} failed" + (f", {good} passed" if good else "")
 
 
-def of_earlier_run(report: Report) -> bool:
+def is_from_earlier_run(report: Report) -> bool:
     return any(finding.rule == EARLIER_RUN for finding in report.findings)
 
 
@@ -108,7 +108,7 @@ def stage_line(report: Report, names: int) -> Text:
     from rich.text import Text
 
     word, style = VERDICTS[verdict(report)]
-    summary = "" if verdict(report) == "pass" and not of_earlier_run(report) else summary_of(report)
+    summary = "" if verdict(report) == "pass" and not is_from_earlier_run(report) else summary_of(report)
     line = Text(f"{word:<{VERDICT_COLUMNS}}", style=style, no_wrap=True, overflow="ignore")
     text = f"{report.stage:<{names}}  {duration(report):>10}  {summary}".rstrip()
     return line.append(text, style="not bold default")
@@ -164,14 +164,14 @@ def command(name: str, message: str = "", **properties: str) -> str:
 
 
 def _annotation(level: str, report: Report, finding: Finding) -> str:
-    text = "\n".join(filter(None, (in_words(finding), page_of(finding.rule))))
+    text = "\n".join(filter(None, (describe_finding(finding), page_of(finding.rule))))
     title = one_line(f"{report.stage}: {finding.rule}")
     place = finding.place
     where = {"file": place.file, "line": str(place.line), "col": str(place.column or "")} if place else {}
     return command(level, text, **{name: visible(text) for name, text in where.items()}, title=title)
 
 
-def in_words(finding: Finding) -> str:
+def describe_finding(finding: Finding) -> str:
     """Describe a finding to other programs: its subject, its message and its fix."""
     message = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
     return visible(f"{message}\n→ {finding.fix}" if finding.fix else message)

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     reports = collect(directory)
     answer.add(reports=[asdict(report) for report in reports])
     if args.format is None:
-        text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
+        text = full_text(reports, colour=wants_colour(sys.stdout), width=terminal_width())
     elif args.format == "html" and args.output:
         text = html(reports, args.output.parent)
     else:
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def worse_than(folder: Path, directory: Path) -> int:
     from ci.report.changes import WORSE, changes_of, reports_in
-    from ci.report.collect import in_unit
+    from ci.report.collect import show_figure
 
     changes = changes_of(reports_in(directory, folder), reports_in(folder, directory))
     if not changes.compared:
@@ -103,7 +103,7 @@ def worse_than(folder: Path, directory: Path) -> int:
             fix="run one suite for both, with --reports FOLDER",
         )
     for change in changes.changes:
-        before, now = in_unit(change.what, change.before), in_unit(change.what, change.now)
+        before, now = show_figure(change.what, change.before), show_figure(change.what, change.now)
         write(f"{change.program}: {WORSE[change.what]} {before} → {now}\n", sys.stdout)
     sys.stdout.write(
         f"{changes.worse} of {changes.compared} programs are worse than in {folder},"
@@ -113,7 +113,7 @@ def worse_than(folder: Path, directory: Path) -> int:
     return exit_code_of(good=not changes.worse)
 
 
-def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:
+def full_text(reports: Sequence[Report], *, colour: bool, width: int) -> str:
     """Show each stage that did not pass in full, then one line for each stage."""
     bad = [r for r in reports if verdict(r) not in {"did not run", *HARMLESS}]
     parts = [console(report, colour=colour, width=width) for report in bad]

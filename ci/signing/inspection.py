@@ -52,7 +52,7 @@ def inspect(path: Path) -> Inspection:
         return plain if signed is None else _signed(str(path), signed)
 
 
-def as_text(file: Inspection) -> str:
+def format_inspection(file: Inspection) -> str:
     rows = [(f"  {name}", value) for name, value in _rows(file) if value]
     return "\n".join([file.file, *aligned(rows)]) + "\n"
 

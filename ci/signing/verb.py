@@ -88,7 +88,7 @@ def inspect(files: Sequence[Path]) -> int:
 
     inspections = [inspection.inspect(path) for path in files]
     answer.add(files=[asdict(file) for file in inspections])
-    sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
+    sys.stdout.write("\n".join(map(inspection.format_inspection, inspections)))
     return exit_code_of(good=all(file.kind != SignedBy.DAMAGED.value for file in inspections))
 
 
@@ -106,7 +106,7 @@ def verify(
         stage.metrics[str(path)] = verdict
         signer = result.signer.name.lower()
         files.append({"file": str(path), "verdict": verdict, "signer": signer, **asdict(result)})
-        texts.append(_as_text(path, result, waivers))
+        texts.append(_format_verification(path, result, waivers))
     answer.add(files=files)
     sys.stdout.write("\n".join(texts))
     return exit_code_of(good=all(file["verdict"] == "verified" for file in files))
@@ -151,7 +151,7 @@ def _number(flag: str, text: str | None) -> int | None:
     return value
 
 
-def _as_text(path: Path, result: Verification, waivers: Sequence[str]) -> str:
+def _format_verification(path: Path, result: Verification, waivers: Sequence[str]) -> str:
     from ci.signing.rehearsal import STATEMENT
 
     rows = [(f"  {check.part}", check.status.value, check.message) for check in result.checks]

@@ -18,10 +18,10 @@ from pydantic import AfterValidator, Field
 from ci.suite.accuracy import (
     FIGURES,
     LESS_IS_BETTER,
-    at_worst,
     below_floor,
     cost_rule,
     required_of,
+    round_to_worse,
     rounded,
 )
 from ci.suite.suite_file import THRESHOLD_NAMES, Thresholds, accepted_path
@@ -294,7 +294,7 @@ def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:
         return math.nan
     if name.endswith("sqnr_db"):
         return max(0.0, _down(min(*values, NEAREST_DB) - margin_db, 1))
-    return at_worst(name, (max if name in LESS_IS_BETTER else min)(values))
+    return round_to_worse(name, (max if name in LESS_IS_BETTER else min)(values))
 
 
 def _down(value: float, digits: int) -> float:

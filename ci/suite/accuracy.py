@@ -15,7 +15,7 @@ from ci.suite.lost_parts import WRONG_DB, parts_of
 from ci.suite.precision import has_16_bit_activations
 from ci.work.child import UNFORESEEN
 from provisioning.base.errors import INTERNAL
-from provisioning.base.units import EXACT_DB, decibels, in_decibels
+from provisioning.base.units import EXACT_DB, decibels, format_decibels
 
 if TYPE_CHECKING:
     from ci.suite.suite_file import Thresholds
@@ -219,9 +219,9 @@ def _means(outputs: Outputs) -> Iterator[str]:
             spread.add(*pair)
         sqnr_db = min(_figures(*pair)["sqnr_db"] for pair in pairs)
         variation_db = spread.figures().get("variation_sqnr_db", math.inf)
-        if len(outputs) > 1 and of_the_mean(sqnr_db, variation_db):
-            varies = f"{in_decibels(variation_db)} of what depends on the input"
-            yield f"output {output}: {in_decibels(sqnr_db)} SQNR, {varies}"
+        if len(outputs) > 1 and is_mostly_mean(sqnr_db, variation_db):
+            varies = f"{format_decibels(variation_db)} of what depends on the input"
+            yield f"output {output}: {format_decibels(sqnr_db)} SQNR, {varies}"
 
 
 MEAN_DB = 10.0
@@ -230,7 +230,7 @@ that mean. Good programs of the lowering suite lose up to 12 dB, and all that lo
 than 10."""
 
 
-def of_the_mean(sqnr_db: float, variation_db: float) -> bool:
+def is_mostly_mean(sqnr_db: float, variation_db: float) -> bool:
     """Whether a good figure only shows that the mean over the inputs is exact."""
     return variation_db < DEFAULT_FLOORS["sqnr_db"] <= sqnr_db and sqnr_db - variation_db > MEAN_DB
 
@@ -239,10 +239,10 @@ def least_sqnr_db(pairs: Iterable[Pair]) -> float:
     """The least SQNR of all outputs, with integers compared as numbers. It serves a search, not a verdict."""
     import numpy
 
-    def as_float(array: Any) -> Any:
+    def float64_array(array: Any) -> Any:
         return numpy.asarray(array, numpy.float64)
 
-    floats = (Pair(pair.name, as_float(pair.expected), as_float(pair.found)) for pair in pairs)
+    floats = (Pair(pair.name, float64_array(pair.expected), float64_array(pair.found)) for pair in pairs)
     return _worst(floats, True)["sqnr_db"]
 
 
@@ -270,19 +270,19 @@ def samples_in_words(each_db: Sequence[float]) -> str:
     if len(each_db) < FEW_SAMPLES:
         return ""
     worst, second = sorted(each_db)[:2]
-    words = f"median {in_decibels(median(each_db))}"
+    words = f"median {format_decibels(median(each_db))}"
     if second - worst < CLEARLY_DB:
         return words
     number, apart = each_db.index(worst), second - worst
-    return f"{words}; sample {number} alone is {in_decibels(apart)} below the next"
+    return f"{words}; sample {number} alone is {format_decibels(apart)} below the next"
 
 
 def against_in_words(figures: Mapping[str, float], each_db: Sequence[float], model: str, data: object) -> str:
     """Describe a program's figures: the inputs they were measured with, and how its samples differ."""
-    return with_samples(f"{in_words(figures)} against {model} {data}", each_db)
+    return add_samples(f"{describe_figures(figures)} against {model} {data}", each_db)
 
 
-def with_samples(words: str, each_db: Sequence[float]) -> str:
+def add_samples(words: str, each_db: Sequence[float]) -> str:
     samples = samples_in_words(each_db)
     return f"{words} ({samples})" if samples else words
 
@@ -290,10 +290,10 @@ def with_samples(words: str, each_db: Sequence[float]) -> str:
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
     """Round figures as a baseline stores them. None becomes better than measured, so thresholds derived from
     them hold."""
-    return {name: at_worst(name, value) for name, value in figures.items()}
+    return {name: round_to_worse(name, value) for name, value in figures.items()}
 
 
-def at_worst(figure: str, value: float) -> float:
+def round_to_worse(figure: str, value: float) -> float:
     """Round the value to DIGITS digits, toward the less accurate side."""
     if not math.isfinite(value):
         return value
@@ -435,7 +435,9 @@ def _top1(truth: Any, values: Any) -> dict[str, float]:
     return {"top1": float(alike.mean())}
 
 
-def in_files(outputs: Path, folder: Path, inferences: Inferences, *, choices: bool = True) -> Iterator[Pair]:
+def read_pairs(
+    outputs: Path, folder: Path, inferences: Inferences, *, choices: bool = True
+) -> Iterator[Pair]:
     """Pair each of the runner's files in `outputs` with the expected array in `folder`."""
     for number, tensors in enumerate(inferences):
         for index, row in enumerate(tensors):
@@ -572,18 +574,18 @@ def computed_otherwise(figures: Mapping[str, float], kind: str = "") -> bool:
     return any(figures.get(f"{prefix}{name}", bound) < bound for name, bound in least.items())
 
 
-def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
+def describe_figures(figures: Mapping[str, float], prefix: str = "") -> str:
     """Describe the figures with this prefix in a line about a program; empty if nothing was measured."""
     parts = []
     if (sqnr := figures.get(f"{prefix}sqnr_db")) is not None:
-        parts.append(f"{in_decibels(sqnr)} SQNR" if sqnr < EXACT_DB else in_decibels(sqnr))
+        parts.append(f"{format_decibels(sqnr)} SQNR" if sqnr < EXACT_DB else format_decibels(sqnr))
         if (varies := figures.get(f"{prefix}variation_sqnr_db", math.inf)) < sqnr - CLEARLY_DB:
-            parts.append(f"{in_decibels(varies)} of what depends on the input")
+            parts.append(f"{format_decibels(varies)} of what depends on the input")
     if (share := figures.get(f"{prefix}agreement")) is not None:
         # Rounded down: 100 % is all of them.
-        parts.append(f"{at_worst('agreement', share) * 100:.6g} % of integers equal")
+        parts.append(f"{round_to_worse('agreement', share) * 100:.6g} % of integers equal")
         if (alike := figures.get(f"{prefix}choice_agreement", share)) > share:
-            parts.append(f"{at_worst('agreement', alike) * 100:.6g} % but for ties")
+            parts.append(f"{round_to_worse('agreement', alike) * 100:.6g} % but for ties")
     if (task := figures.get("metric")) is not None and not prefix:
         parts.append(f"metric {task:.4g}, {figures.get('float_metric', task):.4g} in float")
     return ", ".join(parts)

@@ -14,7 +14,7 @@ from ci.work.child import field_of
 from ci.work.outcome import Result
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Place, Severity
-from provisioning.base.units import bound_in_decibels, in_decibels
+from provisioning.base.units import bound_in_decibels, format_decibels
 from provisioning.components import version_in
 from provisioning.known_faults import Lane, faults_of_build
 
@@ -39,7 +39,7 @@ def placeholder(program: Program, figures: Mapping[str, float], again: str) -> I
     if thresholds.placeholder:
         message = "its thresholds are a placeholder: outputs that are all zero would pass"
     elif thresholds == Thresholds() and figures.get("sqnr_db", -math.inf) >= least:
-        words = accuracy.in_words(figures)
+        words = accuracy.describe_figures(figures)
         message = f"it has no thresholds: {words}, and anything from {bound_in_decibels(least)} on would pass"
     else:
         return
@@ -180,7 +180,7 @@ def accuracy_message(
     if all(miss.figure == SLICE for miss in misses):
         # An operator's output as a whole says nothing of it.
         return message
-    parts = [accuracy.with_samples(message, each_db)]
+    parts = [accuracy.add_samples(message, each_db)]
     if chip_differs(misses, figures):
         parts.append("the program computes something else than the quantized model")
     parts.append(causes.beyond)
@@ -304,11 +304,11 @@ def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed
 def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
     """Explain a good figure that only shows that the mean of the outputs is exact; empty otherwise."""
     sqnr_db, variation_db = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
-    if not accuracy.of_the_mean(sqnr_db, variation_db):
+    if not accuracy.is_mostly_mean(sqnr_db, variation_db):
         return ""
     message = (
-        f"{in_decibels(sqnr_db)} SQNR, and {in_decibels(variation_db)} without the mean over the compared"
-        " inputs: the outputs hardly depend on the input, and that part is lost"
+        f"{format_decibels(sqnr_db)} SQNR, and {format_decibels(variation_db)} without the mean over the"
+        " compared inputs: the outputs hardly depend on the input, and that part is lost"
     )
     return "; ".join([message, *slices])
 

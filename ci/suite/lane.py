@@ -20,8 +20,8 @@ from ci.suite.stage import (
     accepted,
     choose,
     finish,
-    of_program,
     report,
+    results_of_program,
     show_list,
 )
 from ci.suite.suite_file import LaneForm
@@ -149,7 +149,7 @@ def run_suite(lane: Lane[P, L], stage_name: str, options: StageOptions) -> int:
         plan = accepted(options.accept, lane.suites, plan, judgement.measured(plan, results), stage)
         verdicts: dict[str, Verdict] = {}
         for program in lane.suites.own(plan.programs):
-            verdict = judgement.verdict(plan, program, of_program(program, results))
+            verdict = judgement.verdict(plan, program, results_of_program(program, results))
             if verdict is not None:
                 verdicts[program.name] = verdict
         report(stage, lane.suites, plan, verdicts, results)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from provisioning.base.rendering import plural
-from provisioning.base.units import decibels, in_decibels
+from provisioning.base.units import decibels, format_decibels
 
 WRONG_DB = 20.0
 """An output with a lower SQNR is wrong, even if the tolerance of a test lets it pass."""
@@ -43,7 +43,7 @@ class OutputPart:
     """False for a whole output that the usual figures already describe."""
 
     def __str__(self) -> str:
-        return self.words if self.sqnr_db is None else f"{self.words}: {in_decibels(self.sqnr_db)} SQNR"
+        return self.words if self.sqnr_db is None else f"{self.words}: {format_decibels(self.sqnr_db)} SQNR"
 
 
 def parts_of(title: str, truth: Any, values: Any, least: float = WRONG_DB) -> Iterator[OutputPart]:
@@ -111,7 +111,7 @@ class _Compared:
             return _few(truth[slices(numbers)], self.values[slices(numbers)]) is not None
 
         few = judged & [has_few(index) for index in range(count)]
-        kind = judged & _of_a_weak_kind(varies, ~still)
+        kind = judged & _mark_weak(varies, ~still)
         # A slice of them may have too few values in float.
         weak = kind & (below | (kind.any() and has_few(kind)))
         noisy = below & (noise * (count - 1) >= NOISIER * (noise.sum() - noise))
@@ -125,8 +125,8 @@ class _Compared:
         if (rest := below & ~few & ~weak & ~noisy).any():
             worst = decibels(1.0, float((noise[rest] / power[rest]).max()))
             yield OutputPart(
-                f"{title_of(numpy.flatnonzero(rest))}: {in_decibels(worst)} SQNR at worst; small values, as"
-                " exact as the others: not judged",
+                f"{title_of(numpy.flatnonzero(rest))}: {format_decibels(worst)} SQNR at worst; small values,"
+                " as exact as the others: not judged",
                 None,
             )
 
@@ -142,7 +142,7 @@ class _Compared:
         return near & (abs(error).max(axes) <= STEP * self.unit)
 
 
-def _of_a_weak_kind(varies: Any, judged: Any) -> Any:
+def _mark_weak(varies: Any, judged: Any) -> Any:
     """Mark the slices that lie below the widest gap, if it is wide."""
     import numpy
 

@@ -112,7 +112,7 @@ def run(session: Any, sample: Sample) -> Sample:
     return dict(zip(names, outputs, strict=True))
 
 
-def on_cpu(model: OnnxModel, samples: Iterable[Sample]) -> list[Sample]:
+def run_on_cpu(model: OnnxModel, samples: Iterable[Sample]) -> list[Sample]:
     """Return the outputs of each sample, computed on the CPU."""
     doing("run on CPU")
     try:

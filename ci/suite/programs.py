@@ -227,7 +227,7 @@ def _parted(model: Model, judged_later: Collection[str], of_model: Collection[st
 P = TypeVar("P", bound=Program)
 
 
-def with_accepted(programs: Sequence[P]) -> list[P]:
+def add_accepted(programs: Sequence[P]) -> list[P]:
     """Return these programs of one suite and lane with the results that are accepted now."""
     if not programs:
         return []
@@ -293,7 +293,7 @@ class Suites(LaneForm, Generic[P]):
             for run in case.runs
             for soc in socs or run.socs
         ]
-        return with_accepted(programs)
+        return add_accepted(programs)
 
     def needs_of(self, file: SuiteFile) -> Needs:
         """The packages that the suite's models need beside ours."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.work.outcome import how_it_ended, of_ending, tail
+from ci.work.outcome import how_it_ended, tail, trouble_of_ending
 from ci.work.request import File, irrelevant
 from provisioning.base.commands import Fix, interviewed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -153,7 +153,7 @@ def call_runner(
     if not code:
         return ""
     text = tail(log, 4000)
-    if trouble := of_ending("runner", code, text, [log.parent, Path(tempfile.gettempdir())]):
+    if trouble := trouble_of_ending("runner", code, text, [log.parent, Path(tempfile.gettempdir())]):
         raise EnvironmentLacking(trouble.message, fix=trouble.fix)
     errors = ERROR.findall(text) or text.splitlines()
     words = ": ".join(["", *map(str.strip, errors[-1].splitlines())]) if errors else ""

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from ci.models.own_packages import OF_LOCK, Needs, OwnPackages, installed, locked_versions
 from ci.models.projects import contradicted, dependencies_of, nearest_project, version_at_hand
 from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
-from ci.suite.accuracy import METRIC, MetricFigures, below_floor, in_words
+from ci.suite.accuracy import METRIC, MetricFigures, below_floor, describe_figures
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.options import Choice, shard_named
-from ci.suite.programs import P, Program, Suites, with_accepted
+from ci.suite.programs import P, Program, Suites, add_accepted
 from ci.suite.suite_file import accepted_path
 from ci.work.cached_steps import Step, WorkPlan, run_step
 from ci.work.digests import Digests
@@ -62,7 +62,7 @@ Results = Mapping[str, Mapping[str, Result]]
 """Maps a step to the results of its programs. A program's verdict is about the last step."""
 
 
-def of_program(program: Program, results: Results) -> dict[str, Result]:
+def results_of_program(program: Program, results: Results) -> dict[str, Result]:
     """The results of one program, for each step that it reached."""
     return {step: result[program.name] for step, result in results.items() if program.name in result}
 
@@ -137,7 +137,7 @@ def accepted(is_asked: bool, suites: Suites[P], plan: L, values: MeasuredValues,
         runs = {program.run_name for program in all_programs}
         baseline = load_baseline(suite, profile, suites.lane)
         baseline.rewritten(_of(programs, values.recorded), thresholds, runs)
-        now += with_accepted(programs)
+        now += add_accepted(programs)
     return replace(plan, programs=tuple(now))
 
 
@@ -292,10 +292,10 @@ def run_cached_step(step: Step[P], programs: Iterable[P]) -> dict[str, Result]:
     """The result of each program by name."""
     results = dict[str, Result]()
     step = replace(step, subject=_subject_of)
-    for own, alike in by_packages(step.plan, list(programs)):
+    for own, alike in group_by_packages(step.plan, list(programs)):
         answers = run_step(step, alike, own)
         if module := next(filter(None, map(_missing_module, answers.values())), ""):
-            answers = _with_users_packages(step, alike, answers, module)
+            answers = _retry_with_project(step, alike, answers, module)
         results |= answers
     return results
 
@@ -305,7 +305,7 @@ def _missing_module(result: Result) -> str:
     return str(result.failure.details.get("missing") or "") if result.failure else ""
 
 
-def _with_users_packages(
+def _retry_with_project(
     step: Step[P], programs: Sequence[P], answers: dict[str, Result], module: str
 ) -> dict[str, Result]:
     """Return the results of a command line's model. If a module is missing, try again with the packages of
@@ -352,7 +352,7 @@ _WITH_PROJECT: dict[Needs, OwnPackages] = {}
 """The packages that this process has installed from the projects of models. Later steps use them, too."""
 
 
-def by_packages(plan: WorkPlan, programs: Sequence[P]) -> Iterator[tuple[OwnPackages, list[P]]]:
+def group_by_packages(plan: WorkPlan, programs: Sequence[P]) -> Iterator[tuple[OwnPackages, list[P]]]:
     """Group the programs by the packages of their suites; yields each group with its packages."""
     assert isinstance(plan, Plan)
     for needs in dict.fromkeys(program.needs for program in programs):
@@ -373,7 +373,7 @@ def scores_of(
 
     `function` is MODULE:FUNCTION; `request` builds its request from the metric and the folder."""
     results: dict[str, MetricFigures | Failure] = {}
-    for own, alike in by_packages(plan, programs):
+    for own, alike in group_by_packages(plan, programs):
         tasks = [
             ChildTask(
                 program.name,
@@ -405,7 +405,7 @@ def _log(plan: Plan, name: str) -> Path:
 def _line(name: str, outcome: TaskOutcome) -> Line:
     if isinstance(outcome, Failure):
         return failed(f"{outcome.kind}: {outcome.message}")
-    return Line("measured", in_words(read(MetricFigures, outcome).figures))
+    return Line("measured", describe_figures(read(MetricFigures, outcome).figures))
 
 
 def _metric_of(reply: dict[str, object], log: Path) -> MetricFigures:
@@ -445,7 +445,7 @@ def use_executorch(environment: Environment) -> Executorch:
     if executorch.overlay:
         sys.path.insert(0, str(executorch.overlay))
     _require_found(executorch)
-    text = executorch.in_words(version(EXECUTORCH))
+    text = executorch.describe(version(EXECUTORCH))
     if RAN_WITH.get(EXECUTORCH) != text:
         sys.stderr.write(f"executorch {text}\n")
     RAN_WITH[EXECUTORCH] = text

@@ -54,7 +54,7 @@ def precision_text(lane: str, precision: str, nodes: Mapping[str, Sequence[str]]
     return "\n".join(lines) + "\n"
 
 
-def with_file(run: Mapping[str, object], folder: Path, lane: str) -> dict[str, object]:
+def resolve_precision_file(run: Mapping[str, object], folder: Path, lane: str) -> dict[str, object]:
     """Replace a run's precision file by its content: the content, not the name, decides what is compiled."""
     file = run.get("precision_file")
     if not isinstance(file, str):
@@ -226,7 +226,7 @@ def parse_suite(document: Document, path: Path, form: LaneForm | None = None) ->
             }
             own_case = raw.setdefault(lane, {}).setdefault(name, {**fields, "run": []})
             own_run = {key: value for key, value in run.items() if key != "lane"}
-            own_case["run"].append(with_file(own_run, path.parent, lane))
+            own_case["run"].append(resolve_precision_file(own_run, path.parent, lane))
             places.setdefault((lane, name), []).append(number)
     cases = {}
     if form and form.lane in raw:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ci.work.jobs import Job, Line, WorkOptions
-from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of, of_error
+from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of, trouble_of_error
 from ci.work.plain import Facts, read
 from ci.work.request import key_of, sent
 from ci.work.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
@@ -224,7 +224,7 @@ class _StepRun(Generic[P]):
         try:
             return self._task(state)
         except OSError as error:
-            state.result = self._in_trouble(state, error)
+            state.result = self._failure_of_machine(state, error)
             return {}
 
     def _task(self, state: _ProgramState[P]) -> ChildTask:
@@ -271,10 +271,10 @@ class _StepRun(Generic[P]):
                 return self._finish(state, outcome)
             return self._fail(state, outcome)
         except OSError as error:
-            return self._in_trouble(state, error)
+            return self._failure_of_machine(state, error)
 
-    def _in_trouble(self, state: _ProgramState[P], error: OSError) -> Result:
-        if not (trouble := of_error(error)):
+    def _failure_of_machine(self, state: _ProgramState[P], error: OSError) -> Result:
+        if not (trouble := trouble_of_error(error)):
             raise error
         return Result(failure=Failure.of(trouble, self._log(state)))
 
@@ -284,7 +284,7 @@ class _StepRun(Generic[P]):
         failure = replace(failure, exported=exported)
         if state.folder and self._step.keeps_files:
             shutil.rmtree(state.folder, ignore_errors=True)
-        if failure.of_work and state.key:
+        if failure.is_repeatable and state.key:
             self._cached.forget(state.key)
         return Result(failure=failure, variables=state.variables)
 

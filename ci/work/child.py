@@ -118,7 +118,7 @@ def logged(answer: Answer, order: Order) -> dict[str, object]:
                 traceback.print_exc()
                 raise
     except Exception as error:
-        if trouble := outcome.of_error(error, places_of(order)):
+        if trouble := outcome.trouble_of_error(error, places_of(order)):
             return {"trouble": asdict(trouble)}
         raise
 
@@ -142,7 +142,7 @@ def places_of(order: Mapping[str, object]) -> list[Path]:
 def blame(error: BaseException, order: Mapping[str, object]) -> None:
     """Raise InTrouble if the machine is to blame. Called by workers whose replies contain the errors of the
     work."""
-    if trouble := outcome.of_error(error, places_of(order)):
+    if trouble := outcome.trouble_of_error(error, places_of(order)):
         raise outcome.InTrouble(trouble) from error
 
 

@@ -169,7 +169,7 @@ def content_of(folder: str, store: Path) -> FolderContent:
                 strays[name] = "absent"
             elif (size and stamp[0] != int(size)) or max(stamp[1], stamp[2]) > record_time:
                 file_digest = digests.of(Path(folder, name))
-                if algorithm != "sha256" or _as_in_records(file_digest) != digest:
+                if algorithm != "sha256" or _record_digest(file_digest) != digest:
                     strays[name] = file_digest
         title, _, version = record.partition(".dist-info")[0].rpartition("-")
         text = "\n".join(sorted(rows))
@@ -217,7 +217,7 @@ def _rows(record: str) -> Iterator[tuple[str, str, str, str]]:
                 yield row[0], algorithm, digest, row[2]
 
 
-def _as_in_records(digest: str) -> str:
+def _record_digest(digest: str) -> str:
     return base64.urlsafe_b64encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 

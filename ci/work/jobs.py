@@ -179,7 +179,7 @@ class JobProgress(Generic[R]):
             now = self._clock()
             if not self._bar and self._starts and now - self._spoke >= SILENT_FOR:
                 longest = now - next(iter(self._starts.values()))
-                self._print(f"{self._place()} {'running':<9}{longest:7.1f} s  {self._at_work()}")
+                self._print(f"{self._place()} {'running':<9}{longest:7.1f} s  {self._describe_work()}")
 
     def end(self, job: Job, result: R, elapsed: float) -> None:
         with self._lock:
@@ -194,7 +194,7 @@ class JobProgress(Generic[R]):
     def _place(self) -> str:
         return f"[{self._count:>{len(str(self._total))}}/{self._total}]"
 
-    def _at_work(self) -> str:
+    def _describe_work(self) -> str:
         """Name the job that began first, what it is doing, and how many others are running."""
         name, more = next(iter(self._starts), ""), len(self._starts) - 1
         doing = self._doing(name) if name else ""
@@ -210,5 +210,5 @@ class JobProgress(Generic[R]):
 
     def _draw(self) -> None:
         if self._bar:
-            note = f"{self._count}/{self._total}  {self._at_work()}"
+            note = f"{self._count}/{self._total}  {self._describe_work()}"
             self._bar.draw(self._title, self._count, self._total, note)

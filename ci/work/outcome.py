@@ -98,23 +98,23 @@ class InTrouble(Exception):
         self.trouble = trouble
 
 
-def of_error(error: BaseException, places: Iterable[Path] = ()) -> Trouble | None:
+def trouble_of_error(error: BaseException, places: Iterable[Path] = ()) -> Trouble | None:
     """Return the trouble that an exception, or one of its causes, shows; None if it does not blame the
     machine.
 
     `places` are the folders that the work wrote to. They are checked if an error does not name its cause."""
     places, chain = tuple(places), tuple(causes(error))
-    by_kind = next(filter(None, (_of_kind(cause, places) for cause in chain)), None)
-    by_text = next(filter(None, (of_text(str(cause)) for cause in chain)), None)
-    return by_kind or _with_place(by_text, places)
+    by_kind = next(filter(None, (_trouble_of_cause(cause, places) for cause in chain)), None)
+    by_text = next(filter(None, (trouble_of_text(str(cause)) for cause in chain)), None)
+    return by_kind or _check_places(by_text, places)
 
 
-def _with_place(by_text: Trouble | None, places: Iterable[Path]) -> Trouble | None:
+def _check_places(by_text: Trouble | None, places: Iterable[Path]) -> Trouble | None:
     """Return the trouble that a text shows, or that of the disk, which the text does not name."""
-    return by_text if by_text and by_text.kind == "memory" else of_places(places) or by_text
+    return by_text if by_text and by_text.kind == "memory" else trouble_of_places(places) or by_text
 
 
-def _of_kind(cause: BaseException, places: Iterable[Path]) -> Trouble | None:
+def _trouble_of_cause(cause: BaseException, places: Iterable[Path]) -> Trouble | None:
     match cause:
         case InTrouble():
             return cause.trouble
@@ -123,23 +123,23 @@ def _of_kind(cause: BaseException, places: Iterable[Path]) -> Trouble | None:
         case MemoryError():
             return Trouble("memory", ": ".join(filter(None, ("memory ran out", str(cause)))), LESS_MEMORY)
         case OSError():
-            return _of_number(cause, places)
+            return _trouble_of_errno(cause, places)
     return None
 
 
-def _of_number(error: OSError, places: Iterable[Path]) -> Trouble | None:
+def _trouble_of_errno(error: OSError, places: Iterable[Path]) -> Trouble | None:
     if error.errno == errno.ENOMEM:
         return Trouble("memory", f"memory ran out: {error.strerror}", LESS_MEMORY)
     # A file that is not there, or may not be read, is the model's affair.
     if error.errno not in OF_MACHINE:
         return None
-    if error.filename is None and (full := of_places(places)):
+    if error.filename is None and (full := trouble_of_places(places)):
         return full
     explanation = disk_error(error, ELSEWHERE)
     return Trouble("disk", explanation.message, explanation.fix) if explanation else None
 
 
-def of_text(text: str) -> Trouble | None:
+def trouble_of_text(text: str) -> Trouble | None:
     """Return the trouble that an error's text or a log's last lines show."""
     for kind, pattern, fix in TEXTS:
         if match := pattern.search(text):
@@ -150,16 +150,16 @@ def of_text(text: str) -> Trouble | None:
     return None
 
 
-def of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = ()) -> Trouble | None:
+def trouble_of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = ()) -> Trouble | None:
     """Return the trouble that a process's exit code (negative: its signal) or `text`, its last words,
     shows."""
     if row := SIGNALS.get(_signal(code)):
         kind, words, fix = row
         return Trouble(kind, f"the {process} {how_it_ended(code)}{words}", fix)
-    return _with_place(of_text(text), places) if code else None
+    return _check_places(trouble_of_text(text), places) if code else None
 
 
-def of_time(
+def trouble_of_timeout(
     limit: float, cpu_seconds: float, flag: str = "--timeout", idle_seconds: float = 0.0
 ) -> Trouble | None:
     """Return the trouble of work that exceeded its time limit; `flag` sets the limit, if any flag does. None
@@ -173,7 +173,7 @@ def of_time(
     return Trouble("timeout", message, f"run with fewer --jobs{longer}")
 
 
-def of_places(places: Iterable[Path]) -> Trouble | None:
+def trouble_of_places(places: Iterable[Path]) -> Trouble | None:
     for place in dict.fromkeys(places):
         nearest = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
         if nearest is None:
@@ -218,7 +218,7 @@ def opened_log(log: Path) -> BinaryIO:
         log.parent.mkdir(parents=True, exist_ok=True)
         return log.open("wb")
     except OSError as error:
-        if trouble := of_error(error):
+        if trouble := trouble_of_error(error):
             raise EnvironmentLacking(trouble.message, fix=trouble.fix) from error
         raise UsageError(
             f"logs cannot be written to {log.parent}: {error.strerror or error}",
@@ -276,11 +276,11 @@ class Failure:
         return cls(*words, log, exit_code=refused.exit_code, details=refused.details)
 
     @classmethod
-    def of_end(cls, code: int, log: Path, places: Iterable[Path]) -> Failure:
+    def from_end(cls, code: int, log: Path, places: Iterable[Path]) -> Failure:
         """Make the failure of work whose process ended before it replied. The message suits a reader who
         knows nothing of workers."""
         words = last_words(log)
-        if trouble := of_places(places) or of_ending("process", code, words):
+        if trouble := trouble_of_places(places) or trouble_of_ending("process", code, words):
             return cls.of(trouble, log)
         ending = f"the process {how_it_ended(code)}" + (f"; its last words: {words[-400:]}" if words else "")
         message, fix = _explained(ending, log)
@@ -290,7 +290,7 @@ class Failure:
     @classmethod
     def late(cls, limit: float, cpu_seconds: float, flag: str, log: Path, idle_seconds: float) -> Failure:
         """Make the failure of work that exceeded its time limit. `flag` sets the limit, if any flag does."""
-        if trouble := of_time(limit, cpu_seconds, flag, idle_seconds):
+        if trouble := trouble_of_timeout(limit, cpu_seconds, flag, idle_seconds):
             return cls.of(trouble, log)
         sentence, fix = f"no result after {limit:g} s ({flag or OVERALL})", ""
         if cpu_seconds < BUSY * limit:
@@ -312,7 +312,7 @@ class Failure:
         return bool(_OWN_CRASH.match(self.ending))
 
     @property
-    def of_work(self) -> bool:
+    def is_repeatable(self) -> bool:
         """Whether the same work would fail again, so that a cached pass of it is dropped. A time-out does not
         show that: it depends on the limit."""
         return self.blame != "machine" and self.kind != "timeout"
@@ -335,7 +335,7 @@ def task_outcome(document: dict[str, Any], log: Path, places: Iterable[Path]) ->
     if "trouble" in document:
         return Failure.of(Trouble(**document["trouble"]), log)
     if "died" in document:
-        return Failure.of_end(document["died"], log, places)
+        return Failure.from_end(document["died"], log, places)
     return Failure.refused(Refused(document["error"]), log) if "error" in document else document
 
 
@@ -389,10 +389,10 @@ def first_line(error: str) -> str:
     none."""
     lines = error.strip().splitlines() or [""]
     sentences = [line for line in lines if line.strip() and not ONLY_A_TYPE.fullmatch(line)] or lines
-    return VARIES.sub(_without_what_varies, sentences[0])[:LENGTH]
+    return VARIES.sub(_drop_varying, sentences[0])[:LENGTH]
 
 
-def _without_what_varies(match: re.Match[str]) -> str:
+def _drop_varying(match: re.Match[str]) -> str:
     return match[0] if CODE.search(match.string[: match.start()]) else "…"
 
 

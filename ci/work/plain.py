@@ -17,12 +17,12 @@ Facts = Mapping[str, Any]
 """A reply as it is cached; the record that is read from it has types."""
 
 
-def as_json(record: DataclassInstance) -> dict[str, Any]:
+def to_json(record: DataclassInstance) -> dict[str, Any]:
     return asdict(record)
 
 
 def read(kind: type[T], document: object) -> T:
-    """Read what `as_json` wrote and check every field; names that the record does not have are ignored."""
+    """Read what `to_json` wrote and check every field; names that the record does not have are ignored."""
     record: T = _adapter(cast(Any, kind)).validate_python(document)
     return record
 

@@ -41,12 +41,12 @@ from ci.work.outcome import (
     Refused,
     TaskOutcome,
     how_it_ended,
-    of_error,
-    of_text,
     opened_log,
     reply_of,
     tail,
     task_outcome,
+    trouble_of_error,
+    trouble_of_text,
 )
 from ci.work.template import ORDER, READY, REPLY
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -285,7 +285,7 @@ class _Schedule:
                 orders = exporter.orders if exporter and exporter.orders else self._template.orders
                 entry = orders.start(ready, cores, holds=first)
             except OSError as error:
-                if not (trouble := of_error(error)):
+                if not (trouble := trouble_of_error(error)):
                     raise
                 ready = Failure.of(trouble, ready.log)
             else:
@@ -402,7 +402,7 @@ class Template:
                 path.unlink(missing_ok=True)
                 return orders
             ending, text = how_it_ended(self._process.wait()), tail(path, 2000).strip()
-            if trouble := of_text(text):
+            if trouble := trouble_of_text(text):
                 raise EnvironmentLacking(trouble.message, fix=trouble.fix)
             message = f"{home.imports} cannot be imported ({ending}):\n{text}"
             raise EnvironmentLacking(message, fix=home.fix)

@@ -204,7 +204,7 @@ def _reply_of(work: child.Answer, request: Mapping[str, object], file: Path) -> 
     return reply
 
 
-def in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, Any]:
+def run_in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, Any]:
     """Do a part of a task in a fork of its process, and return the reply: if the part crashes, the task goes
     on."""
     with tempfile.TemporaryDirectory(prefix="part-") as folder:

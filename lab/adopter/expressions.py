@@ -32,10 +32,10 @@ class ExpressionScope:
         """A text with the values of its expressions; where it is one expression, that value itself."""
         if match := _WHOLE.fullmatch(text.strip()):
             return self.value(match[1])
-        return _WHOLE.sub(lambda match: as_text(self.value(match[1])), text)
+        return _WHOLE.sub(lambda match: to_text(self.value(match[1])), text)
 
     def text(self, text: object) -> str:
-        return as_text(self.filled(text) if isinstance(text, str) else text)
+        return to_text(self.filled(text) if isinstance(text, str) else text)
 
     def holds(self, condition: str | bool) -> bool:
         """Of an `if`: without a function of the status, success() must hold too."""
@@ -48,7 +48,7 @@ class ExpressionScope:
         return is_true(self.value(text))
 
 
-def as_text(value: Value) -> str:
+def to_text(value: Value) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -106,7 +106,7 @@ class _Parser:
         value = self._single()
         while sign := self._takes("==", "!="):
             # GitHub ignores the case of texts.
-            alike = as_text(value).lower() == as_text(self._single()).lower()
+            alike = to_text(value).lower() == to_text(self._single()).lower()
             value = alike if sign == "==" else not alike
         return value
 
@@ -158,18 +158,18 @@ class _Parser:
 
 def _contains(where: Value, what: Value) -> bool:
     if isinstance(where, list):
-        return as_text(what).lower() in [as_text(item).lower() for item in where]
-    return as_text(what).lower() in as_text(where).lower()
+        return to_text(what).lower() in [to_text(item).lower() for item in where]
+    return to_text(what).lower() in to_text(where).lower()
 
 
 def _format(text: Value, *values: Value) -> str:
-    return as_text(text).format(*map(as_text, values))
+    return to_text(text).format(*map(to_text, values))
 
 
 FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "contains": _contains,
     "format": _format,
-    "fromJSON": lambda text: json.loads(as_text(text)),
+    "fromJSON": lambda text: json.loads(to_text(text)),
     "toJSON": json.dumps,
-    "startsWith": lambda text, begin: as_text(text).lower().startswith(as_text(begin).lower()),
+    "startsWith": lambda text, begin: to_text(text).lower().startswith(to_text(begin).lower()),
 }

@@ -36,7 +36,7 @@ def builds_named(names: Sequence[str], least: int = 2) -> list[QnnBuild]:
     return selected_builds
 
 
-def with_sdk(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
+def variables_for_sdk(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
     """The variables of a process that uses this SDK. With QNN_CI_PROFILE, stages would use the profile's own
     SDK."""
     others = {name: value for name, value in environ.items() if name != "QNN_CI_PROFILE"}
@@ -69,7 +69,7 @@ def environment_of(
         tree = store.provision(ONNX_PACKAGES, packages, HOST, progress=shown)
         return releases.first_on_path(tree.root, build.package, build.version, others)
     pinned = load_profile(load_builds().profile).components[QNN_SDK]
-    return with_sdk(environ, provision(build, pinned, store))
+    return variables_for_sdk(environ, provision(build, pinned, store))
 
 
 def rows_of(report: Report) -> dict[str, Mapping[str, Metric]]:

@@ -14,9 +14,9 @@ from packaging.version import Version
 
 from ci.diagnose.logs import causes
 from ci.work.outcome import tail
-from lab.builds import provision, releases, with_sdk
+from lab.builds import provision, releases, variables_for_sdk
 from lab.builds.table import QnnBuild, Release, load_builds
-from lab.generate.shared_tables import with_table
+from lab.generate.shared_tables import replace_table
 from lab.stage import logged, stage_run
 from provisioning.accepted_file import SHIPPED, accept, load_accepted
 from provisioning.base.commands import Fix
@@ -147,7 +147,7 @@ def report_builds(stage: StageRun, tools: PairMeasure, only: Sequence[str], rele
         sys.stderr.flush()
         folder = Path(selection.reports).absolute() / "compat"
         folder = folder / f"executorch-{release.version}" / build.qnn if release else folder / build.qnn
-        steps = measure(tools, soc, with_sdk(environ, sdk), folder, table.profile)
+        steps = measure(tools, soc, variables_for_sdk(environ, sdk), folder, table.profile)
         values = {**others, "package": f"{build.package} {build.version}", **steps}
         pair = MeasuredPair(executorch, build.qnn, build.build_id, soc, values)
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
@@ -246,7 +246,7 @@ def first_line(message: str) -> str:
 
 def page(path: Path = PAGE, accepted: Path = MEASURED) -> str:
     """docs/upgrades.md, with the table of pairs."""
-    return with_table(path, "measured pairs", table_of(load_measured(accepted)))
+    return replace_table(path, "measured pairs", table_of(load_measured(accepted)))
 
 
 def table_of(measured: Sequence[MeasuredPair]) -> str:

@@ -71,7 +71,7 @@ def check_all(
         found = {fault: _run(fault, selection, folder, how, environ) for fault in choose()}
         ended = closing(found) if how.close else {}
         if ended:
-            replace_text(MANIFEST, with_versions(MANIFEST.read_text(encoding="utf-8"), ended))
+            replace_text(MANIFEST, replace_versions(MANIFEST.read_text(encoding="utf-8"), ended))
         if how.accepts:
             figures: dict[str, Values] = {
                 fault.id: {"figure": run.figure} for fault, run in found.items() if run.word == "still"
@@ -143,7 +143,7 @@ def closing(found: Mapping[Fault, FaultRun]) -> dict[str, str]:
     }
 
 
-def with_versions(text: str, versions: Mapping[str, str]) -> str:
+def replace_versions(text: str, versions: Mapping[str, str]) -> str:
     """known_faults.toml with other versions of some faults."""
     document = tomlkit.parse(text)
     for entry in document["fault"]:

@@ -13,7 +13,7 @@ from ci.suite.options import matcher
 from ci.suite.stage import run_cached_step
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Failure
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile
 from lab.stage import stage_run
@@ -47,7 +47,7 @@ def fit_forecasts(selection: Selection, work: WorkOptions, words: Sequence[str],
             else:
                 build = asked.build_id
                 figures = asked.lower, asked.operators
-                programs.append(FittedProgram(model, precision, *figures, **as_json(asked.size)))
+                programs.append(FittedProgram(model, precision, *figures, **to_json(asked.size)))
         judged = judge(programs, measured, table)
         if not judged and not words:
             raise CheckFailed("no precision has the models that a fit needs")
@@ -81,7 +81,7 @@ def programs_of(
                 kept = {FLOAT: row.in_float} if row.in_float and ours != FLOAT else {}
                 run = OnnxRun(precision=ours, calibration=1, socs=(table.chip,), label=precision, nodes=kept)
                 case = OnnxCase(
-                    factory="lab.forecast.models:as_onnx",
+                    factory="lab.forecast.models:export_to_onnx",
                     arguments={"row": row.model_dump_json()},
                     inferences=1,
                     run=(run,),

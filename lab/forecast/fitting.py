@@ -148,11 +148,11 @@ def judge(
                     other for other in rows if other.program.model != model and like(other.program, own)
                 ]
                 for way, features in WAYS.items():
-                    constants = _of_rows(features, others, chips)
+                    constants = _fit_rows(features, others, chips)
                     row.guesses[way] = float(constants @ features(row.program, chips))
-            found.append(JudgedPhone(phone, hub, rows, _of_rows(WAYS["forecast"], rows, chips)))
+            found.append(JudgedPhone(phone, hub, rows, _fit_rows(WAYS["forecast"], rows, chips)))
     return found
 
 
-def _of_rows(features: Features, rows: Sequence[Row], chips: Sequence[str]) -> np.ndarray:
+def _fit_rows(features: Features, rows: Sequence[Row], chips: Sequence[str]) -> np.ndarray:
     return fitted([features(row.program, chips) for row in rows], [row.measured for row in rows])

@@ -66,7 +66,7 @@ def answer(output: Any) -> Any:
     return next(value for value in output if isinstance(value, torch.Tensor))
 
 
-def as_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def export_to_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
     """A factory: the model of a row of models.toml, as JSON, with inputs to draw others like.
     Weights do not decide its time."""
     _define_vision_operators()

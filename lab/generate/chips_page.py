@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lab.generate.shared_tables import with_table
+from lab.generate.shared_tables import replace_table
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.manifest import Soc, load_socs
@@ -31,7 +31,7 @@ class RefusedTable(Model):
 
 
 def page() -> str:
-    return with_table(PAGE, "refused operators", _operators(), with_table(PAGE, "chips", _chips()))
+    return replace_table(PAGE, "refused operators", _operators(), replace_table(PAGE, "chips", _chips()))
 
 
 def _chips() -> str:

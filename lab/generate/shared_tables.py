@@ -51,19 +51,19 @@ PRECISIONS = {
 
 
 def readme() -> str:
-    return with_table(README, "needs", _needs())
+    return replace_table(README, "needs", _needs())
 
 
 def start() -> str:
-    return with_table(START, "precisions", _precisions(), with_table(START, "needs", _needs()))
+    return replace_table(START, "precisions", _precisions(), replace_table(START, "needs", _needs()))
 
 
 def accuracy_page() -> str:
-    return with_table(ACCURACY, "limits", _limits())
+    return replace_table(ACCURACY, "limits", _limits())
 
 
 def llm_page() -> str:
-    return with_table(LLM, "limits", _limits_of_language_models())
+    return replace_table(LLM, "limits", _limits_of_language_models())
 
 
 def _limits() -> str:
@@ -185,7 +185,7 @@ def _measured() -> dict[str, list[tuple[float, str]]]:
     return measured
 
 
-def with_table(page: Path, name: str, table: str, text: str | None = None) -> str:
+def replace_table(page: Path, name: str, table: str, text: str | None = None) -> str:
     """This table between `<!-- NAME -->` and `<!-- end of NAME -->` of the page, or of its `text` to be."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     before, first, rest = (page.read_text(encoding="utf-8") if text is None else text).partition(begin)

@@ -21,7 +21,7 @@ from ci.diagnose.logs import nearest
 from ci.one_model.output import outputs_in
 from ci.suite.accuracy import Pair, Unusable, compare
 from lab.builds import builds_named, environment_of
-from lab.generate.shared_tables import with_table
+from lab.generate.shared_tables import replace_table
 from lab.stage import logged
 from provisioning.accepted_file import Accepted, Values, accept
 from provisioning.base.commands import Fix, session
@@ -31,7 +31,7 @@ from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.base.units import EXACT_DB, in_decibels
+from provisioning.base.units import EXACT_DB, format_decibels
 
 MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "accepted" / "golden.json"
 PAGE = ROOT / "docs" / "upgrades.md"
@@ -193,7 +193,7 @@ def _sums(folder: Path) -> str:
 def compared_with_maker(sqnr: float, golden: Golden) -> RuntimeResult:
     if sqnr >= golden.least_sqnr_db:
         return RuntimeResult(result="same")
-    return RuntimeResult(result="differs", message=f"{in_decibels(sqnr)} from the maker's own outputs")
+    return RuntimeResult(result="differs", message=f"{format_decibels(sqnr)} from the maker's own outputs")
 
 
 def show(program: str, maker: str, met: Mapping[str, RuntimeResult]) -> None:
@@ -315,7 +315,7 @@ def write(lane: Lane, results: Results) -> None:
         kept = before.only(lambda subject: not subject.startswith(own) or subject.startswith(measured))
         return kept.updated(rows_of(lane, results))
 
-    replace_text(PAGE, with_table(PAGE, TABLES[lane], table_of(lane, accept(MEASURED, change).subjects)))
+    replace_text(PAGE, replace_table(PAGE, TABLES[lane], table_of(lane, accept(MEASURED, change).subjects)))
 
 
 def table_of(lane: Lane, subjects: Mapping[str, Values]) -> str:

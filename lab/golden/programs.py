@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from ci.artifacts.program import CompiledProgram, TensorInfo, read
 from ci.suite.runner import VARIABLE, Runner
-from ci.work.outcome import of_ending
+from ci.work.outcome import trouble_of_ending
 from lab.builds import environment_of, own_build, releases, rows_of
 from lab.builds.table import Release, load_builds
 from lab.compat.stage import SUITE, first_line
@@ -203,7 +203,7 @@ def _run(runner: Runner, variables: Mapping[str, str], place: Path, outputs: Pat
     if not code:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    if trouble := of_ending("runner", code, "\n".join(lines[-1:]), [outputs]):
+    if trouble := trouble_of_ending("runner", code, "\n".join(lines[-1:]), [outputs]):
         raise EnvironmentLacking(f"{place}: {trouble.message}", fix=trouble.fix)
     errors = [line for line in lines if "error" in line.lower()] or lines or [f"exit code {code}"]
     return first_line(errors[-1])

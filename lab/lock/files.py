@@ -120,7 +120,7 @@ def regenerate(environment: str, upgrade: Sequence[str]) -> None:
     """Regenerate one lock file, keeping the pins that still fit."""
     path = lock_path(environment)
     entries = resolve(inputs_of(environment), *upgrade, old=text_at(path))
-    write(path, text_of(environment, (entry for entry in entries if not _of_torch(entry))))
+    write(path, text_of(environment, (entry for entry in entries if not _is_for_torch(entry))))
 
 
 def text_at(path: Path) -> str:
@@ -238,7 +238,7 @@ def record_torch(pin: str, folder: Path = TORCH) -> None:
     hashes = {value for entry in entries_of(folder / CPU) if entry.line == line for value in entry.hashes}
     for index in ((), (PYTORCHS_INDEX,)):
         hashes |= wheels_of(line, *index)
-    own = [entry for entry in resolve([pin]) if _of_torch(entry)]
+    own = [entry for entry in resolve([pin]) if _is_for_torch(entry)]
     # An index with both builds offers the CPU build for the plain pin too.
     own = own if pin in [entry.line for entry in own] else entries_of(folder / INDEX)
     for name, about, entries in (
@@ -258,5 +258,5 @@ def record_torch(pin: str, folder: Path = TORCH) -> None:
         )
 
 
-def _of_torch(entry: Entry) -> bool:
+def _is_for_torch(entry: Entry) -> bool:
     return entry.name == "torch" or CUDA_ONLY.fullmatch(entry.name) is not None

@@ -46,7 +46,7 @@ def record_components(
                 keys: dict[str, str | int] = {"sha256": origin.sha256, "size": origin.size}
                 if origin.part in git:
                     keys = {"commit": origin.sha256}
-                write(path, with_source_keys(path, name, origin.part, keys))
+                write(path, add_source_keys(path, name, origin.part, keys))
 
 
 def record_tree(tree: Tree, component: Component) -> None:
@@ -68,7 +68,7 @@ def _official(item: TreeFile) -> OfficialFile:
     return OfficialFile(sha256=item.sha256, size=item.size, executable=is_program, link=item.link)
 
 
-def with_source_keys(path: Path, component: str, part: str, keys: Mapping[str, str | int]) -> str:
+def add_source_keys(path: Path, component: str, part: str, keys: Mapping[str, str | int]) -> str:
     """The text of the profile at `path` with `keys` in the source of one part.
 
     What is there already stays: a pin is changed by hand, with the reason in the commit."""

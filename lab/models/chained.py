@@ -30,7 +30,7 @@ class Chained(nn.Module):
 
     def _outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         given = self.operator(*(layer(value) for layer, value in zip(self.before, inputs, strict=True)))
-        return [_as_float(value) for value in tree_leaves(given)]
+        return [_to_float(value) for value in tree_leaves(given)]
 
     def _mixes(self, value: Tensor) -> nn.Module:
         """Each of its outputs is a mean of inputs, so that they stay in the range that the operator takes."""
@@ -57,7 +57,7 @@ class Chained(nn.Module):
         return layer
 
 
-def _as_float(value: Tensor) -> Tensor:
+def _to_float(value: Tensor) -> Tensor:
     """Of booleans without a cast, which is wrong before a linear layer at 8 bits (comparison-as-float)."""
     if value.dtype == torch.bool:
         return torch.where(value, 1.0, 0.0)

@@ -11,13 +11,13 @@ from ci.suite.accuracy import against_nearest, computed_otherwise
 from ci.suite.lost_parts import WRONG_DB
 from ci.suite.precision import ONNX_PRECISIONS
 from lab.onnx_operators.node_tests import SUITE, NodeTests, node_tests
-from lab.operators.table_file import as_json
+from lab.operators.table_file import to_json
 from provisioning.base.settings import DEFAULT_PROFILE
 
 
 def text() -> str:
     """manifests/onnx_operators.json."""
-    return as_json(measured_table())
+    return to_json(measured_table())
 
 
 def measured_table() -> OperatorTable:

@@ -231,7 +231,7 @@ def _tolerance(expected: Array) -> float:
 
 
 def write_choice(*, check: bool) -> int:
-    text = chosen_tests().as_json()
+    text = chosen_tests().to_json()
     if CHOSEN.is_file() and CHOSEN.read_text(encoding="utf-8") == text:
         return 0
     if check:

@@ -42,7 +42,7 @@ class NodeTests(Model):
     left_out: Mapping[str, str]
     """Operators that are not measured, each with the reason."""
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return json.dumps(document, indent=1, sort_keys=True) + "\n"
 

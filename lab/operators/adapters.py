@@ -170,7 +170,7 @@ class Backend(DefaultAdapter):
     def _noting_floats(self, transform: Any) -> Any:
         def transformed(manager: Any, *args: Any, **named: Any) -> Any:
             module = transform(manager, *args, **named)
-            self.tester.measured.in_float += in_float(module.graph.nodes)
+            self.tester.measured.in_float += names_of_floats(module.graph.nodes)
             return module
 
         return transformed
@@ -190,7 +190,7 @@ RAN = ("SUCCESS", "OUTPUT_MISMATCH_FAIL", "PTE_RUN_FAIL")
 """Results of models that were run, or began to."""
 
 
-def in_float(nodes: Iterable[Any]) -> list[str]:
+def names_of_floats(nodes: Iterable[Any]) -> list[str]:
     """The operators among the nodes of a delegate that give floats which nothing quantizes."""
     import torch
 

@@ -53,11 +53,11 @@ def table_of(records: Mapping[str, Mapping[str, PartsRecord]]) -> table.Operator
             counted = _counted([*own, *_from_similar_scheme(own, similar)])
             cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell_of(counted)
     return table.OperatorTable(
-        measured={soc: _in_words(versions) for soc, versions in measured.items()}, cells=cells
+        measured={soc: _describe_versions(versions) for soc, versions in measured.items()}, cells=cells
     )
 
 
-def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
+def _describe_versions(versions: Mapping[str, Sequence[str]]) -> str:
     """With the suites if they were measured with different ones."""
     if len(versions) == 1:
         return next(iter(versions))

@@ -16,8 +16,8 @@ from lab.operators import MEASURED_SCHEMES
 from lab.operators.cells import LOSES_DB, table_of
 from lab.operators.records import FOLDER, PartsRecord, load_record, record_of_run
 from lab.operators.suites import NEWER
-from lab.operators.table_file import as_json, updated
-from lab.operators.table_judge import by_key
+from lab.operators.table_file import to_json, updated
+from lab.operators.table_judge import rows_by_key
 from lab.operators.tried import TABLED
 from lab.operators.value_cases import DRAWS, PROGRAMS, cases, chains
 from provisioning.accepted_file import lock
@@ -91,10 +91,10 @@ def _newer_records(folder: Path) -> dict[str, PartsRecord]:
     return {path.stem.rpartition("-")[2]: load_record(path) for path in paths}
 
 
-def _with_newer(records: dict[str, dict[str, PartsRecord]]) -> OperatorTable:
+def _add_newer(records: dict[str, dict[str, PartsRecord]]) -> OperatorTable:
     """With what is recorded of the newer tests on the same chips. Of an operator that has cases of ours they
     count only beside these, which a run of a part leaves out."""
-    chips, now = {soc for rows in records.values() for soc in rows}, by_key(table_of(records))
+    chips, now = {soc for rows in records.values() for soc in rows}, rows_by_key(table_of(records))
     newer = {soc: record for soc, record in _newer_records(FOLDER).items() if soc in chips}
     every = table_of({**records, NEWER: newer})
     ours = {key_of(case.operator) for case in (*cases(), *chains())}
@@ -126,9 +126,9 @@ def accept_table(folder: Path) -> None:
         for soc, record in _newer_records(folder).items():
             path = FOLDER / f"{NEWER}-{soc}.json"
             before = load_record(path)
-            replace_text(path, PartsRecord(record.measured, {**before.tests, **record.tests}).as_json())
-        table, fewer = updated(read(TABLE), _with_newer(records))
-        replace_text(TABLE, as_json(table))
+            replace_text(path, PartsRecord(record.measured, {**before.tests, **record.tests}).to_json())
+        table, fewer = updated(read(TABLE), _add_newer(records))
+        replace_text(TABLE, to_json(table))
         replace_text(PAGE, markdown(table))
     left = f"; {fewer} cells stay as they were: they have more cases than these records" if fewer else ""
     sys.stderr.write(f"wrote {TABLE} and {PAGE}{left}\n")

@@ -70,7 +70,7 @@ class PartsRecord:
     """The versions of what was measured last. Parts of a suite may be older."""
     tests: Mapping[str, MeasuredTest] = field(default_factory=dict)
 
-    def with_verdicts(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> PartsRecord:
+    def add_verdicts(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> PartsRecord:
         new = {
             verdict.test: MeasuredTest(tuple(map(recorded, verdict.parts)), measured) for verdict in verdicts
         }
@@ -84,9 +84,9 @@ class PartsRecord:
             [self.measured, *(f"{count} of {of} tests with {name}" for name, count in older.items())]
         )
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         rows = {test: _values_of(row, self.measured) for test, row in self.tests.items()}
-        return Accepted(Path()).updated({ALL_TESTS: {"measured": self.measured}, **rows}).as_text()
+        return Accepted(Path()).updated({ALL_TESTS: {"measured": self.measured}, **rows}).to_text()
 
 
 def record_of_run(reports: Path, suite: str, soc: str) -> Path:

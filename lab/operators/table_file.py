@@ -9,7 +9,7 @@ from typing import Any
 from ci.operators.table import Cell, OperatorTable
 
 
-def as_json(table: OperatorTable) -> str:
+def to_json(table: OperatorTable) -> str:
     """A line for each operator and chip."""
     rows = ",\n".join(
         f"{json.dumps(name)}: {{\n" + ",\n".join(_line(*row) for row in sorted(chips.items())) + "}"

@@ -25,7 +25,7 @@ SAME_DB = 1.0
 """Equal inputs give equal figures: an SQNR has changed if it differs by more than this."""
 
 
-def by_key(table: OperatorTable) -> Mapping[str, Rows]:
+def rows_by_key(table: OperatorTable) -> Mapping[str, Rows]:
     """Its rows, however their names are spelt."""
     return {key_of(name): chips for name, chips in table.cells.items()}
 
@@ -44,7 +44,7 @@ class LabJudge(Judge):
 class TableJudge(LabJudge):
     """What the table says of the tests of a suite on one chip; what ends by chance alone is accepted."""
 
-    cells: Mapping[str, Rows] = field(default_factory=lambda: by_key(shipped()))
+    cells: Mapping[str, Rows] = field(default_factory=lambda: rows_by_key(shipped()))
 
     def is_surprise(self, verdict: UpstreamVerdict) -> bool:
         if self.ends_by_chance(verdict.test):
@@ -120,5 +120,5 @@ def keep_record(
     known = [row for row in verdicts.values() if not row.fix and not judge.passes_by_chance(row)]
     path = record_of_run(judge.logs.parents[1], plan.suite.name, judge.accepted.soc)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, PartsRecord().with_verdicts(known, plan.machinery.measured_with()).as_json())
+    replace_text(path, PartsRecord().add_verdicts(known, plan.machinery.measured_with()).to_json())
     stage.artifacts.append(Artifact.of("record", path))

@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     repeatable(parser, "--flow", "SCHEME", "only this precision", dest="flows", choices=MEASURED_SCHEMES)
 
 
-def in_flows(words: Sequence[str], flows: Sequence[str]) -> tuple[str, ...]:
+def expressions_for_flows(words: Sequence[str], flows: Sequence[str]) -> tuple[str, ...]:
     """These expressions, for tests in one of these precisions."""
     names = [f"[qnn_{flow}".removesuffix("_fp16") + end for flow in flows for end in ("-", "]")]
     if not names:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.errors import UsageError
 
     options = options_of(args)
-    words = in_flows(options.choice.words, args.flows)
+    words = expressions_for_flows(options.choice.words, args.flows)
     options = replace(options, choice=replace(options.choice, words=words))
     if options.accept and (tabled := [name for name in args.suites if name in TABLED]):
         raise UsageError(

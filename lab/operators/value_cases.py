@@ -61,7 +61,7 @@ class TestedOperator(Model):
             raise ValueError("expected forms beside form: another one decides")
         return self
 
-    def in_chain(self) -> Mapping[str, str]:
+    def chained_forms(self) -> Mapping[str, str]:
         """Each form by name, the one that decides first."""
         own = {self.form or USUAL: self.chained or self.call or self.module}
         return {**self.forms, **own} if self.form else {**own, **self.forms}
@@ -133,7 +133,7 @@ def chains() -> tuple[ValueCase, ...]:
     for operator, settings in values.operators.items():
         sizes, drawn = settings.shapes, next(iter(values.domain[settings.domain].values()))
         shape = (values.shapes[sizes] if isinstance(sizes, str) else sizes)[0]
-        for number, (form, text) in enumerate(settings.in_chain().items()):
+        for number, (form, text) in enumerate(settings.chained_forms().items()):
             name = f"{CHAIN}-{form}" if number else CHAIN
             found.append(ValueCase(operator, name, settings, drawn, shape, values.seed, text))
     return tuple(found)

@@ -249,7 +249,7 @@ def _same_but(may: Callable[[str, str], bool], name: str, before: str, after: st
     return []
 
 
-def _of_system(was: str, line: str) -> bool:
+def _is_about_system(was: str, line: str) -> bool:
     """The date, the digest or the time of the system's image."""
     known = any(pattern.fullmatch(was) and pattern.fullmatch(line) for pattern in SYSTEM)
     return known and not (IMAGE.fullmatch(line) and _undated(was) != _undated(line))
@@ -276,7 +276,7 @@ SYSTEM = (
 KINDS: Mapping[str, Callable[[str, str, str], list[str]]] = {
     rf"{FOLDER}/(locks|torch)/[a-z0-9-]+\.txt": _lock,
     rf"{FOLDER}/image-packages\.txt": _packages,
-    rf"{FOLDER}/images\.toml": functools.partial(_same_but, _of_system),
+    rf"{FOLDER}/images\.toml": functools.partial(_same_but, _is_about_system),
     rf"{FOLDER}/known_faults\.toml": functools.partial(_same_but, _ends),
 }
 """How each file that `lock`, `image_pins` and `faults` write is judged: what changed beside versions."""

@@ -91,7 +91,7 @@ def tag_release(root: Path, release: OwnRelease) -> str:
     texts = released_texts(root, release)
     text = notes(texts["CHANGELOG.md"], release.version)
     tagged = _commit(root, texts, "HEAD", f"Release {release.tag}")
-    pages = {name: pinned for name, text in texts.items() if (pinned := with_commit(text, tagged)) != text}
+    pages = {name: pinned for name, text in texts.items() if (pinned := replace_commit(text, tagged)) != text}
     tip = _commit(root, pages, tagged, f"Pages name {release.tag}")
     write_files(root, tagged, release.version, text)
     references = {
@@ -138,7 +138,7 @@ def released_texts(root: Path, release: OwnRelease) -> dict[str, str]:
         )
     after = Project(release.version, release.address)
     named_in = git(root, "grep", "-lIF", "-e", before.name, "--", ":!*.py", f":!{FILLED_WHERE_PRINTED}")
-    texts = {name: with_address(_text(root, name), before, after) for name in named_in.splitlines()}
+    texts = {name: replace_address(_text(root, name), before, after) for name in named_in.splitlines()}
     unreleased = rf"## (?:Unreleased|{re.escape(release.version)})(?: .*)?"
     for name, line, new in (
         ("pyproject.toml", "version = .*", f'version = "{release.version}"'),
@@ -158,7 +158,7 @@ def _text(root: Path, name: str) -> str:
     return (root / name).read_text(encoding="utf-8")
 
 
-def with_address(text: str, before: Project, after: Project) -> str:
+def replace_address(text: str, before: Project, after: Project) -> str:
     """Write the new address and version. The release's commit is not known yet: COMMIT stands for it."""
     text = text.replace(before.repository, after.repository)
     text = re.sub(rf"(?<![\w/-]){re.escape(before.name)}(?![\w-])", after.name, text)
@@ -171,7 +171,7 @@ def with_address(text: str, before: Project, after: Project) -> str:
     return "".join(lines)
 
 
-def with_commit(text: str, commit: str) -> str:
+def replace_commit(text: str, commit: str) -> str:
     return re.sub(r"(?<=[@/])COMMIT\b|(?<=rev: )COMMIT\b", commit, text)
 
 

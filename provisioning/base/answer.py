@@ -248,7 +248,7 @@ class Tee:
 def _document(draft: _Open, code: int, output: str) -> str:
     import json
 
-    findings = [_as_answered(draft, finding) for finding in draft.findings]
+    findings = [_answer_finding(draft, finding) for finding in draft.findings]
     # What failed comes first, then what may.
     ranked = [finding for level in ("error", "warning") for finding in findings if finding.severity == level]
     answer = Answer(
@@ -265,7 +265,7 @@ def _document(draft: _Open, code: int, output: str) -> str:
     return json.dumps(mapped({**draft.facts, **asdict(answer)}, _printable), indent=2) + "\n"
 
 
-def _as_answered(draft: _Open, finding: Finding) -> AnsweredFinding:
+def _answer_finding(draft: _Open, finding: Finding) -> AnsweredFinding:
     return AnsweredFinding(
         finding.rule,
         finding.severity.value,

@@ -432,7 +432,7 @@ def checked(program: str, name: str, verb: Verb, argv: Sequence[str]) -> argpars
     return args
 
 
-def _as_here(text: str) -> str:
+def _adapt_help(text: str) -> str:
     """Adapt a page of help to this copy: an installed one has neither nox nor our packages."""
     if CLONE:
         return text
@@ -445,9 +445,9 @@ def _as_here(text: str) -> str:
 def _parser(program: str, name: str, verb: Verb) -> Parser:
     module = module_of(verb)
     parser = Parser(
-        prog=_as_here(f"{program} {name}"),
+        prog=_adapt_help(f"{program} {name}"),
         description=verb.summary,
-        epilog=_as_here(f"examples:\n{module.EXAMPLES.rstrip()}\n") if module.EXAMPLES else None,
+        epilog=_adapt_help(f"examples:\n{module.EXAMPLES.rstrip()}\n") if module.EXAMPLES else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.configure(parser)

@@ -87,7 +87,7 @@ class Fix(str):
 
     def plus(self, *flags: str) -> Fix:
         """The same command with more flags."""
-        return self.with_commands(lambda command: (*command, *flags))
+        return self.map_commands(lambda command: (*command, *flags))
 
     def selecting(self, profile: Sequence[str], target: Sequence[str]) -> Fix:
         """Add these flags to each command of provisioning that has none such. `target` is for `env`, which
@@ -99,9 +99,9 @@ class Fix(str):
             flags = [word for flag in choices if flag and flag[0] not in words for word in flag]
             return (verb, *flags, *words)
 
-        return self.with_commands(selected)
+        return self.map_commands(selected)
 
-    def with_commands(self, change: Callable[[Command], Command]) -> Fix:
+    def map_commands(self, change: Callable[[Command], Command]) -> Fix:
         """Return the same text, with each command as `change` returns it."""
         return Fix.read([part if isinstance(part, str) else change(part) for part in self.parts])
 

@@ -142,7 +142,7 @@ class Report:
     run: str = ""
     """The same in all reports of one run (QNN_CI_RUN); empty if it is not known."""
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         import json
 
         return json.dumps(mapped(asdict(self), _finite), indent=2, sort_keys=True, allow_nan=False) + "\n"
@@ -151,7 +151,7 @@ class Report:
         """Replace `<directory>/<stage>.json` atomically."""
         path = directory / f"{self.stage}.json"
         try:
-            replace_text(path, self.as_json())
+            replace_text(path, self.to_json())
         except OSError as error:
             raise unwritable(path, error) from error
         return path

@@ -34,7 +34,7 @@ def visible(text: str) -> str:
     return _COMMAND.sub(lambda match: "##\\[" if match[1] is None else f"{match[1]}\\::", text)
 
 
-def in_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return the same as a part of one line: its own line ends are escapes too."""
     return visible(text.replace("\r", "\\r").replace("\n", "\\n"))
 

@@ -144,7 +144,7 @@ def add_options(parser: argparse.ArgumentParser, verb: str, kinds: Mapping[str, 
     """Add the flags that the verb has for any of these kinds of models, each under its title.
 
     A flag that only one of several kinds takes is shown under that title."""
-    for name, (row, titles) in _by_name(verb, kinds).items():
+    for name, (row, titles) in _options_by_name(verb, kinds).items():
         heading = row.group or ("" if len(kinds) == 1 or len(titles) > 1 else titles[0])
         row.add_to(group_named(parser, heading) if heading else parser, name, verb)
 
@@ -155,7 +155,7 @@ def group_named(parser: argparse.ArgumentParser, heading: str) -> argparse._Argu
     return next(groups, None) or parser.add_argument_group(heading)
 
 
-def _by_name(verb: str, kinds: Mapping[str, type[Options]]) -> dict[str, tuple[Option, list[str]]]:
+def _options_by_name(verb: str, kinds: Mapping[str, type[Options]]) -> dict[str, tuple[Option, list[str]]]:
     """Each option of the verb, with the titles of the kinds that take it."""
     rows: dict[str, tuple[Option, list[str]]] = {}
     for title, kind in kinds.items():
@@ -169,7 +169,7 @@ def require_taken(
     subject: str, title: str, args: argparse.Namespace, verb: str, kinds: Mapping[str, type[Options]]
 ) -> None:
     """Refuse a typed flag that this kind of model ignores: the user would believe that it worked."""
-    for name, (row, titles) in sorted(_by_name(verb, kinds).items()):
+    for name, (row, titles) in sorted(_options_by_name(verb, kinds).items()):
         if hasattr(args, name) and title not in titles:
             message = f"{row.flag} is for {' and '.join(titles)}, not for {subject}"
             raise UsageError(message, fix=leave_out(row.flag))

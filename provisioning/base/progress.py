@@ -160,7 +160,7 @@ def ticking(interval: float, tick: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def at_work(
+def show_working(
     work: str, say: Callable[[str], None] | None = None, interval: float = SILENT_FOR
 ) -> Iterator[None]:
     """Work whose progress is not known: a bar where one can be drawn, else a line now and then."""

@@ -88,7 +88,7 @@ def duration(report: Report) -> str:
     return "–" if verdict(report) in ("did not run", "skipped") else seconds(report.seconds)
 
 
-def by_severity(findings: Iterable[Finding]) -> dict[Severity, list[Finding]]:
+def group_by_severity(findings: Iterable[Finding]) -> dict[Severity, list[Finding]]:
     """Worst first; severities without findings are left out."""
     groups: dict[Severity, list[Finding]] = {severity: [] for severity in Severity}
     for finding in findings:
@@ -130,7 +130,7 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    for severity, group in by_severity(report.findings).items():
+    for severity, group in group_by_severity(report.findings).items():
         parts.append(Text(plural(len(group), severity.value), style=f"bold {STYLES[severity]}"))
         shown = alike_in_one(group)
         parts += [finding_lines(finding, width) for finding in shown[:SHOWN]]
@@ -208,10 +208,10 @@ def alike_in_one(findings: Sequence[Finding]) -> list[Finding]:
         is_choice = "-k" in words and finding.fix == session(*words)
         key = (finding.rule, finding.message, _chosen(words, "")) if is_choice else id(finding)
         groups.setdefault(key, []).append(finding)
-    return [group[0] if len(group) == 1 else _in_one(group) for group in groups.values()]
+    return [group[0] if len(group) == 1 else _merge_findings(group) for group in groups.values()]
 
 
-def _in_one(findings: Sequence[Finding]) -> Finding:
+def _merge_findings(findings: Sequence[Finding]) -> Finding:
     names = [finding.command[finding.command.index("-k") + 1] for finding in findings]
     words = _chosen(findings[0].command, " or ".join(names))
     subjects = ", ".join(finding.subject for finding in findings)

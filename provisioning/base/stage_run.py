@@ -67,16 +67,16 @@ class Places:
         places = map(Place.read, _SAID.findall(finding.message))
         for place in (finding.place, Place.read(finding.subject), Place(finding.subject), *places):
             for folder in self.folders if place else ():
-                yield place and self._in_repository(folder / place.file, place)
+                yield place and self._relate_to_repository(folder / place.file, place)
         case = finding.subject.partition("/")[0]
         own = self.suite_of.get(finding.subject)
         for suite in [own] if own else self.suites:
             if line := line_of(("case", case), suite):
-                yield self._in_repository(suite, Place("", line))
+                yield self._relate_to_repository(suite, Place("", line))
         for suite in self.suites:
-            yield self._in_repository(suite, Place(""))
+            yield self._relate_to_repository(suite, Place(""))
 
-    def _in_repository(self, file: Path, place: Place) -> Place | None:
+    def _relate_to_repository(self, file: Path, place: Place) -> Place | None:
         path = Path(os.path.normpath(file))
         with suppress(OSError, ValueError):
             if path.is_file():

@@ -56,7 +56,7 @@ def decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(ratio) if 0 < ratio < math.inf else -EXACT_DB
 
 
-def in_decibels(value: float) -> str:
+def format_decibels(value: float) -> str:
     """Format a measured figure."""
     return "bit-equal" if value >= EXACT_DB else f"{value:.1f} dB"
 

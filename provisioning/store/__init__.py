@@ -171,7 +171,7 @@ class Store(Trees):
         root = self.root_of(assembly.name, assembly.component, assembly.targets)
         for path in {root, before.root} if before else {root}:
             self._remove(path, staging / f"before-{path.name}")
-        (staging / "inventory.json").write_text(inventory.as_json(), encoding="utf-8")
+        (staging / "inventory.json").write_text(inventory.to_json(), encoding="utf-8")
         (staging / "tree").rename(root)
         tree = Tree(root, inventory, tuple(wrong))
         (staging / "inventory.json").replace(tree.inventory_path)

@@ -137,7 +137,7 @@ class Assembly:
                 f"{self.name}: expected version {self.component.version}, found {actual} in what was fetched",
                 fix="correct the version or the address in the manifest",
             )
-        if self.name == QNN_SDK and (wrong := _of_another_build(root, self.component)):
+        if self.name == QNN_SDK and (wrong := _find_other_builds(root, self.component)):
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise IntegrityError(
                 f"{self.name}: what was fetched is not the SDK that the manifest names: {wrong[0]}{more}",
@@ -154,14 +154,14 @@ class Assembly:
         return any(downloads)
 
 
-def _of_another_build(root: Path, component: Component) -> list[str]:
+def _find_other_builds(root: Path, component: Component) -> list[str]:
     """Return what shows that libraries below `root` are not of the component's build."""
     from provisioning import qnn_libraries
 
     build_id, table = component.build_id or f"v{component.version}", qnn_libraries.table()
     wrong, holders = [], 0
     for library in qnn_libraries.libraries_in(root):
-        foreign = library.of_another_build(build_id)
+        foreign = library.contradicting_builds(build_id)
         own = re.fullmatch(table.own, library.name) is not None and not library.path.is_symlink()
         holders += bool(library.build_ids)
         if own and library.unreadable:

@@ -74,7 +74,7 @@ class Inventory:
     def size(self) -> int:
         return sum(item.size for item in self.items)
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod

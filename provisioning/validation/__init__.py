@@ -173,10 +173,10 @@ def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
     wrong for one cause, only the rule that names the cause reports it."""
     results = [_merge([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
     wrong = {result.rule.id: result.wrong for result in results}
-    return [_without_told(result, wrong) for result in results]
+    return [_drop_explained(result, wrong) for result in results]
 
 
-def _without_told(result: Result, wrong: Mapping[str, frozenset[str]]) -> Result:
+def _drop_explained(result: Result, wrong: Mapping[str, frozenset[str]]) -> Result:
     subjects = {subject for id_ in result.rule.text.told_by for subject in wrong.get(id_, ())}
     findings = tuple(finding for finding in result.findings if finding.subject not in subjects)
     if len(findings) == len(result.findings):

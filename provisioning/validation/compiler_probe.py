@@ -119,7 +119,7 @@ def _main(soc: str) -> int:
     package = Path(str(schema.__file__)).parent
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "options.json")
-        text.write_text(json.dumps(_without_none(dataclasses.asdict(options))), encoding="utf-8")
+        text.write_text(json.dumps(_drop_none(dataclasses.asdict(options))), encoding="utf-8")
         schema_file = package / "qc_compiler_spec.fbs"
         subprocess.run([_flatc(), "--binary", "-o", scratch, schema_file, text], check=True)
         encoded = Path(scratch, "options.bin").read_bytes()
@@ -147,9 +147,9 @@ def _flatc() -> str:
     return os.environ.get("FLATC_EXECUTABLE", "flatc")
 
 
-def _without_none(value: object) -> object:
+def _drop_none(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
+        return {key: _drop_none(item) for key, item in value.items() if item is not None}
     return value
 
 

@@ -113,10 +113,10 @@ class Context:
         places = {library.place for library in self.libraries if library.unreadable}
         return not places.isdisjoint({place, *map(str, PurePosixPath(place).parents)})
 
-    def of_system(self, system: System) -> Iterable[tuple[Library, Elf]]:
+    def libraries_of_system(self, system: System) -> Iterable[tuple[Library, Elf]]:
         return ((library, elf) for library, elf in self.readable if library.system == system)
 
-    def in_directory(self, directory: str) -> dict[str, Library]:
+    def libraries_in_directory(self, directory: str) -> dict[str, Library]:
         """Return the libraries in one directory under lib/ and what is below it, by name."""
         return {library.name: library for library in self.libraries if library.directory == directory}
 

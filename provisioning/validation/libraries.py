@@ -18,12 +18,12 @@ from provisioning.manifest import Profile, Soc, load_profile, load_socs
 from provisioning.qnn_libraries import ARM64, Library, System, TargetLibraries
 from provisioning.validation import Check, CouldNotRun, NotApplicable, Problem, rule, validation_table
 from provisioning.validation.context import ComponentTree, Context
-from provisioning.validation.versions import build_of, holders_of_build_ids, of_another_build, tree_of
+from provisioning.validation.versions import build_of, find_other_builds, holders_of_build_ids, tree_of
 
 
 def _directory(context: Context, table: TargetLibraries) -> str | None:
     """The first of the target's directories that the SDK has."""
-    return next((name for name in table.directories if context.in_directory(name)), None)
+    return next((name for name in table.directories if context.libraries_in_directory(name)), None)
 
 
 def _target_tables(context: Context) -> Mapping[str, TargetLibraries]:
@@ -61,7 +61,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
             severity = Severity.NOTE if why and context.every_target else None
             yield Problem(tree.label, f"{message}: {why}" if why else message, fix, severity)
             continue
-        files = context.in_directory(directory)
+        files = context.libraries_in_directory(directory)
         for names in table.libraries:
             if not any(name in files or context.unreadable(f"lib/{directory}/{name}") for name in names):
                 message = f"lacks {' or '.join(names)}, which {target} needs"
@@ -157,7 +157,7 @@ def one_build_id(context: Context) -> Iterator[Problem]:
     holders = holders_of_build_ids(context)
     common = build_of(holders)
     number = sum(common in library.build_ids for library in holders)
-    for place, builds in of_another_build(context, common).items():
+    for place, builds in find_other_builds(context, common).items():
         message = f"is of build {', '.join(builds)}, {number} other libraries are of {common}"
         yield Problem(place, message, also=builds)
 
@@ -225,7 +225,7 @@ def elf_machine(context: Context) -> Iterator[Problem]:
         if row is not None:
             demands = Demands(row[0].machine, row[0].bits)
             yield from _complaints(Wrong.MACHINE, library, elf, demands)
-    yield from _of_another_system(context)
+    yield from _find_foreign_libraries(context)
 
 
 _FOREIGN_LIBC = {
@@ -236,7 +236,7 @@ _FOREIGN_LIBC = {
 """The C library of another system, by which its libraries are known, and that system."""
 
 
-def _of_another_system(context: Context) -> Iterator[Problem]:
+def _find_foreign_libraries(context: Context) -> Iterator[Problem]:
     """One problem for each folder with libraries of another system."""
     places: dict[tuple[str, str], list[str]] = {}
     for library, elf in context.readable:
@@ -338,7 +338,7 @@ def _loading(context: Context) -> Mapping[Path, Loading]:
 @rule("needed-resolved")
 def needed_resolved(context: Context) -> Iterator[Problem]:
     for system in ("aarch64-android", "aarch64-linux", "hexagon"):
-        yield from _on_device(context, system)
+        yield from _find_device_gaps(context, system)
     host = {library.path: (library, elf) for library, elf in _readable(context) if library.system == "host"}
     library_path = context.variables.get("LD_LIBRARY_PATH", "") or "(not set)"
     users: dict[str, dict[str, Library]] = {}
@@ -376,13 +376,13 @@ def _severity(name: str) -> Severity:
     return Severity.ERROR if qnn_libraries.table().requires(name) else Severity.WARNING
 
 
-def _on_device(context: Context, system: System) -> Iterator[Problem]:
+def _find_device_gaps(context: Context, system: System) -> Iterator[Problem]:
     system_names = set(qnn_libraries.device_table().provides(system))
     names_by_folder: dict[Path, set[str]] = {}
     for library, elf in context.readable:
         names_by_folder.setdefault(library.path.parent, set()).update({library.name, elf.soname})
     users: dict[str, list[Library]] = {}
-    for library, elf in context.of_system(system):
+    for library, elf in context.libraries_of_system(system):
         for name in elf.needed:
             if name not in system_names and name not in names_by_folder[library.path.parent]:
                 users.setdefault(name, []).append(library)
@@ -409,7 +409,7 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
 
 @rule("android-page-size")
 def android_page_size(context: Context) -> Iterator[Problem]:
-    android = list(context.of_system("aarch64-android"))
+    android = list(context.libraries_of_system("aarch64-android"))
     if not android:
         raise NotApplicable("there is no Android library")
     demands = Demands(page_size=validation_table().android.page_size)
@@ -419,7 +419,9 @@ def android_page_size(context: Context) -> Iterator[Problem]:
 
 @rule("android-api")
 def android_api(context: Context) -> Iterator[Problem]:
-    pairs = [pair for pair in context.of_system("aarch64-android") if pair[1].android_api is not None]
+    pairs = [
+        pair for pair in context.libraries_of_system("aarch64-android") if pair[1].android_api is not None
+    ]
     if not pairs:
         raise NotApplicable("no library holds an Android note")
     demands = Demands(android_api=validation_table().android.api)

@@ -42,10 +42,10 @@ def build_of(holders: Iterable[Library]) -> str:
     return max(counts, key=lambda build_id: (counts[build_id], build_id))
 
 
-def of_another_build(context: Context, build_id: str) -> dict[str, tuple[str, ...]]:
+def find_other_builds(context: Context, build_id: str) -> dict[str, tuple[str, ...]]:
     """Return what libraries say of their build, by place, where it contradicts this id; that may lack its
     end."""
-    builds = {library.place: tuple(library.of_another_build(build_id)) for library in context.libraries}
+    builds = {library.place: tuple(library.contradicting_builds(build_id)) for library in context.libraries}
     return {place: ids for place, ids in builds.items() if ids}
 
 
@@ -95,14 +95,14 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
         builds["sdk.yaml"] = sdk_build
     for source, build_id in builds.items():
         # A profile without a build id still pins the version, with which every id begins.
-        wrong = of_another_build(context, build_id)
+        wrong = find_other_builds(context, build_id)
         ids = {wrong.get(library.place, (build_id,)) for library in holders}
         common = ", ".join(ids.pop()) if len(ids) == 1 else build_id
         if common != build_id:
             subject = tree.label if source != "sdk.yaml" else f"{tree.label}, sdk.yaml"
             expectation = f"expected {build_id} of {source}"
             yield Problem(subject, f"all {len(holders)} QNN libraries hold build id {common}, {expectation}")
-            wrong = of_another_build(context, common)
+            wrong = find_other_builds(context, common)
         for place, foreign in wrong.items():
             message = f"is of build {', '.join(foreign)}, expected {build_id} of {source}"
             yield Problem(place, message, also=foreign)

@@ -28,7 +28,7 @@ def sh(variables: Mapping[str, str]) -> str:
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
-def as_json(variables: Mapping[str, str]) -> str:
+def to_json(variables: Mapping[str, str]) -> str:
     return json.dumps(dict(variables), indent=2) + "\n"
 
 
@@ -39,7 +39,7 @@ def github(variables: Mapping[str, str]) -> str:
     return "".join(f"{name}<<{delimiter}\n{value}\n{delimiter}\n" for name, value in variables.items())
 
 
-FORMATS: dict[str, Callable[[Mapping[str, str]], str]] = {"sh": sh, "github": github, "json": as_json}
+FORMATS: dict[str, Callable[[Mapping[str, str]], str]] = {"sh": sh, "github": github, "json": to_json}
 """Variables in the syntax of their reader."""
 
 

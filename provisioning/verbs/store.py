@@ -83,7 +83,7 @@ def _list(where: Path) -> int:
     rows = [_row_of(store, tree) for tree in store.trees()]
     answer.add(trees=rows)
     if rows:
-        sys.stdout.write(table([_in_words(row) for row in rows]))
+        sys.stdout.write(table([_format_row(row) for row in rows]))
     else:
         sys.stdout.write(f"no trees in {store.path}\n")
     return 0
@@ -95,7 +95,7 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
     trees = _trees_named(store, names)
     if not trees:
         sys.stdout.write(f"no trees in {store.path}\n")
-    components = _of_profiles()
+    components = _components_of_profiles()
     for tree in trees:
         differences, by_pins = _differences(store, tree, components)
         bad += len(differences)
@@ -112,7 +112,7 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
     store = _store_at(where)
     count = 0
-    components, progress = _of_profiles(), for_stream()
+    components, progress = _components_of_profiles(), for_stream()
     for tree in _trees_named(store, names):
         wrong, _ = _differences(store, tree, components)
         if wrong and tree.inventory.definition in components:
@@ -185,7 +185,7 @@ def _referenced() -> Callable[[Tree], bool]:
     """Whether a manifest names a tree: a profile by its definition, any other by the hash of its origin."""
     from provisioning.manifest import every_component
 
-    components = _of_profiles()
+    components = _components_of_profiles()
     pins = {part.source.pin for _, component in every_component() for part in component.parts}
     digests = {
         digest for file in MANIFESTS.rglob("*.toml") for digest in _SHA256.findall(file.read_text("utf-8"))
@@ -199,7 +199,7 @@ def _referenced() -> Callable[[Tree], bool]:
     return referenced
 
 
-def _of_profiles() -> dict[str, tuple[str, Component]]:
+def _components_of_profiles() -> dict[str, tuple[str, Component]]:
     """The components of profiles, each with a profile that has it, by definition."""
     from provisioning.base.settings import profile_names
     from provisioning.manifest import load_profile
@@ -228,7 +228,7 @@ def _row_of(store: Store, tree: Tree) -> dict[str, Any]:
     }
 
 
-def _in_words(row: dict[str, Any]) -> dict[str, str]:
+def _format_row(row: dict[str, Any]) -> dict[str, str]:
     """Targets and path are one column, the last, which goes on below the others where a line has no room."""
     return {
         "component": row["component"],

@@ -39,7 +39,7 @@ from ci.suite.suite_file import Thresholds
 from ci.work.cached_steps import Step
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from provisioning.base.settings import Selection
 from tests.support import llm_worker, onnx_worker, toy_lane
 from tests.support import lowering as lowering_support
@@ -191,9 +191,9 @@ def onnx_in_which(patch: pytest.MonkeyPatch, folder: Folder, outcome: str) -> An
         "error": {"kind": "cpu-node", "message": "a node does not run on HTP", "fix": "", "exit_code": 1}
     }
     replies = {
-        "prepare": as_json(PREPARED),
-        "quantize": as_json(QuantizedModel(model="m", calibrated_by=32)),
-        "compile_context": refused if outcome == FAILS else as_json(CONTEXT),
+        "prepare": to_json(PREPARED),
+        "quantize": to_json(QuantizedModel(model="m", calibrated_by=32)),
+        "compile_context": refused if outcome == FAILS else to_json(CONTEXT),
     }
     how = {DIES: "crashes", LATE: "computes"}.get(outcome)
     wrong = {"do": "compile_context", "how": how} if how else {}

@@ -35,7 +35,7 @@ def test_what_leaves_fp16_is_a_cause_only_where_the_outputs_change_without_it(
 
 
 def test_a_node_whose_operand_is_wrong_adds_nothing_of_its_own() -> None:
-    from ci.explain.divergence import with_error
+    from ci.explain.divergence import outputs_with_error
     from ci.explain.torch_graph import TorchGraph
 
     sample = (torch.rand(4, 3) + 1,)
@@ -45,9 +45,9 @@ def test_a_node_whose_operand_is_wrong_adds_nothing_of_its_own() -> None:
     (total,) = graph.operands_of(power)
     wrong = sample[0] + 1.25
     chip = {total: [wrong.numpy()], power: [wrong.pow(2).numpy()]}
-    whole = least_sqnr_db(with_error(graph, [power], [], chip))
-    assert least_sqnr_db(with_error(graph, [total], [], chip)) == pytest.approx(whole, abs=0.01)
-    assert least_sqnr_db(with_error(graph, [power], [total], chip)) > 100 > whole
+    whole = least_sqnr_db(outputs_with_error(graph, [power], [], chip))
+    assert least_sqnr_db(outputs_with_error(graph, [total], [], chip)) == pytest.approx(whole, abs=0.01)
+    assert least_sqnr_db(outputs_with_error(graph, [power], [total], chip)) > 100 > whole
 
 
 def test_parts_of_a_result_and_what_is_joined_have_one_precision_and_each_can_be_looked_at() -> None:

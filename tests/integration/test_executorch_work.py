@@ -5,6 +5,7 @@ The process that lowers and the runner are stand-ins; workers, memo and files ar
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -138,6 +139,7 @@ class TestCompiling:
             ("crash", "crash", False),
             ("spin", "timeout", True),
             ("hang", "machine", True),
+            ("hang while a processor is free", "timeout", True),
             ("killed", "machine", True),
             ("full", "machine", True),
             ("bad_alloc", "machine", True),
@@ -146,12 +148,14 @@ class TestCompiling:
     def test_a_failure_removes_what_was_cached_unless_the_machine_failed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, rule: str, stays: bool
     ) -> None:
-        # Other tests run beside this one, and take the processor from what computes.
+        # Other tests run beside this one: they take the processor from what computes, or leave one free.
+        waits, _, free = what.partition(" while ")
         monkeypatch.setattr(outcome, "BUSY", 0.1)
+        monkeypatch.setattr(outcome, "IDLE", 0 if free else math.inf)
         program = make_program(tmp_path / "suite")
         compiled(tmp_path, program)
         fails = program.suite.parent / FAILS
-        fails.write_text(what)
+        fails.write_text(waits)
         failure = compiled(tmp_path, program, cache=False, timeout=1)[program.name].failure
         fails.unlink()
         assert failure and failure.rule == rule

@@ -225,8 +225,8 @@ def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.Monkey
             weight.mul_(1.01)
         return model
 
-    computed = torch_rewriting.with_constant_weights
-    monkeypatch.setattr(torch_rewriting, "with_constant_weights", larger)
+    computed = torch_rewriting.copy_with_constant_weights
+    monkeypatch.setattr(torch_rewriting, "copy_with_constant_weights", larger)
     with torch.no_grad():
         model, sample = weight_normed()
         repaired = torch_rewriting.RepairedModule(model, [sample, sample], BY_NAME)

@@ -14,7 +14,7 @@ from onnx import helper
 
 from ci.lanes.onnx import provider
 from ci.models.inputs import Sample
-from ci.suite.onnx_runtime import on_cpu
+from ci.suite.onnx_runtime import run_on_cpu
 from ci.suite.precision import precision_named
 from tests.support.lowering_suites import environment
 from tests.support.onnx_models import model_of, write
@@ -50,11 +50,11 @@ def test_weights_with_a_scale_for_each_channel_are_quantized_at_an_old_opset(tmp
     conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv")
     model = write(model_of([conv], output=(1, 4, 6, 6), weights=weights, opset=11), tmp_path / "net.onnx")
     samples: list[Sample] = [{"x": random.standard_normal((1, 3, 8, 8)).astype("f4")}]
-    (right,) = on_cpu(model, samples)
+    (right,) = run_on_cpu(model, samples)
     for precision in ("u8u8", "u16u8"):
         (into := tmp_path / precision).mkdir()
         path = provider.quantized(model, samples, precision_named(precision), into, per_channel=True)
-        (found,) = on_cpu(path, samples)
+        (found,) = run_on_cpu(path, samples)
         assert found["y"] == pytest.approx(right["y"], abs=0.3)
 
 

@@ -161,7 +161,7 @@ class Suite:
         rows: dict[str, Values] = {
             f"TestOps.test_{name}": {"any": {"outcome": outcome}} for name, outcome in outcomes.items()
         }
-        self.write(accepted_file("delegate", "wheels"), Accepted(Path()).updated(rows).as_text())
+        self.write(accepted_file("delegate", "wheels"), Accepted(Path()).updated(rows).to_text())
 
     def run(self, *flags: str, stage: str = "test_delegate") -> tuple[int, Report]:
         """The exit code and the report; `self.executed` has what ran."""
@@ -345,7 +345,7 @@ def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(s
         "abs": {"cost": [1, 1]},
     }
     tests: dict[str, Values] = {f"TestOps.test_{name}": {"SM8650": row} for name, row in rows.items()}
-    suite.write(accepted_file("delegate", "wheels"), Accepted(Path()).updated(tests).as_text())
+    suite.write(accepted_file("delegate", "wheels"), Accepted(Path()).updated(tests).to_text())
     code, report = suite.run("-k", "*_abs")
     removed = dict.fromkeys(("gone", "removed"), ("delegate-gone", Severity.ERROR))
     assert (code, findings(report), suite.executed) == (1, removed, {"abs"})
@@ -369,7 +369,7 @@ def test_what_the_machine_did_is_not_accepted_and_no_verdict(suite: Suite) -> No
 def test_a_suite_that_has_lost_all_its_tests_is_an_error_that_nobody_can_accept(suite: Suite) -> None:
     suite.write(suite.tests / "test_passes.py", "")
     rows: dict[str, Values] = {"test_relu": {"SM8650": {"cost": [1, 1]}}}
-    suite.write(accepted_file("passes", "wheels"), Accepted(Path()).updated(rows).as_text())
+    suite.write(accepted_file("passes", "wheels"), Accepted(Path()).updated(rows).to_text())
     code, report = suite.run("passes", "--accept", stage="test_upstream")
     assert (code, [(found.rule, found.subject) for found in report.findings]) == (
         1,

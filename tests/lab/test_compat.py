@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.builds import with_sdk
+from lab.builds import variables_for_sdk
 from lab.builds.table import QnnBuild, Release, load_builds
 from lab.compat import stage
 from provisioning.base.command_line import guarded
@@ -144,7 +144,7 @@ def test_what_this_machine_lacks_says_nothing_of_the_pair(lane: Lane, rule: str)
 
 def test_the_lane_gets_this_build_and_not_the_profiles_own(lane: Lane) -> None:
     environ = {"QNN_CI_PROFILE": "wheels", "QNN_SDK_ROOT": "another", "HOME": "x"}
-    assert with_sdk(environ, Path("sdk")) == {
+    assert variables_for_sdk(environ, Path("sdk")) == {
         "HOME": "x",
         "QNN_SDK_ROOT": "sdk",
         "LD_LIBRARY_PATH": f"sdk/lib/{HOST_LIBRARIES}",

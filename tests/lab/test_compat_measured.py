@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.suite.runner import DIST
-from lab.builds import with_sdk
+from lab.builds import variables_for_sdk
 from lab.compat import stage
 from lab.compat.stage import STEPS, load_measured
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
@@ -35,7 +35,9 @@ def test_measuring_the_profiles_build_gives_what_was_committed(dist: Path, tmp_p
     (committed,) = (
         pair for pair in load_measured() if (pair.executorch, pair.build_id) == (executorch, build_id)
     )
-    variables = with_sdk({**os.environ, "QNN_EXECUTOR_RUNNER": str(DIST / OURS / RUNNER)}, sdk_root())
+    variables = variables_for_sdk(
+        {**os.environ, "QNN_EXECUTOR_RUNNER": str(DIST / OURS / RUNNER)}, sdk_root()
+    )
     tools = measured_in(tmp_path, "--timeout", "600")
     assert stage.measure(tools, committed.soc, variables, tmp_path / "logs", DEFAULT_PROFILE) == {
         step: value for step, value in committed.values.items() if step in STEPS
@@ -44,6 +46,6 @@ def test_measuring_the_profiles_build_gives_what_was_committed(dist: Path, tmp_p
 
 def test_a_folder_without_libraries_makes_no_device(tmp_path: Path) -> None:
     (tmp_path / "lib" / HOST_LIBRARIES).mkdir(parents=True)
-    variables = with_sdk(os.environ, tmp_path)
+    variables = variables_for_sdk(os.environ, tmp_path)
     steps = stage.measure(measured_in(tmp_path), "SM8650", variables, tmp_path / "logs", DEFAULT_PROFILE)
     assert list(steps) == ["device"] and "libQnnHtp.so" in steps["device"]

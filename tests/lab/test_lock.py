@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from lab.__main__ import VERBS as LAB
 from lab.lock.files import locked_environments
-from lab.lock.hashes import with_source_keys
+from lab.lock.hashes import add_source_keys
 from provisioning import manifest
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
@@ -195,12 +195,12 @@ class TestComponents:
     def test_a_recorded_hash_is_not_replaced(self, tmp_path: Path) -> None:
         path = Path(shutil.copy(MANIFESTS / "profiles" / "qnn-2.37.toml", tmp_path))
         keys: dict[str, str | int] = {"sha256": "ab" * 32, "size": 123}
-        assert with_source_keys(path, "android-ndk", "ndk", keys) == path.read_text()
+        assert add_source_keys(path, "android-ndk", "ndk", keys) == path.read_text()
 
     @pytest.mark.parametrize(("part", "size"), [("x86-64", 90007642), ("aarch64", 77346612)])
     def test_the_right_one_of_two_parts_gets_them(self, tmp_path: Path, part: str, size: int) -> None:
         path = tmp_path / "wheels.toml"
         text = (MANIFESTS / "profiles" / "wheels.toml").read_text()
         path.write_text("".join(line for line in text.splitlines(keepends=True) if str(size) not in line))
-        path.write_text(with_source_keys(path, "qnn-sdk", part, {"size": size}))
+        path.write_text(add_source_keys(path, "qnn-sdk", part, {"size": size}))
         assert path.read_text() == text

@@ -12,7 +12,7 @@ import pytest
 
 from ci.lanes.upstream.suite import UpstreamVerdict
 from ci.operators.table import EXACT
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from lab.operators.adapters import TriedModel, part_of
 from lab.operators.records import Draw, PartsRecord, load_record
 
@@ -69,9 +69,9 @@ def test_a_part_says_where_it_ran_and_how_exactly(
 def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_float(tmp_path: Path) -> None:
     measured = TriedModel(True, [Draw(60.0, 52.31, 97.72)], ["aten.mul.Tensor"])
     tested = part_of(summary(on_cpu=("aten::erf",)), "qnn_16a8w", measured)
-    verdict = read(UpstreamVerdict, as_json(UpstreamVerdict("a", "passed", parts=(tested,))))
+    verdict = read(UpstreamVerdict, to_json(UpstreamVerdict("a", "passed", parts=(tested,))))
     path = tmp_path / "record.json"
-    path.write_text(PartsRecord().with_verdicts([verdict], "x").as_json())
+    path.write_text(PartsRecord().add_verdicts([verdict], "x").to_json())
     (kept,) = load_record(path).tests["a"].parts
     assert (kept.sqnr_db, kept.cpu, kept.in_float) == (60.0, ("aten::erf",), ("aten.mul.Tensor",))
     assert (kept.float_db, kept.quantized_db) == (52.3, 97.7)

@@ -15,8 +15,8 @@ from lab.operators import MEASURED_SCHEMES
 from lab.operators.cells import table_of
 from lab.operators.pages import accept_table, markdown
 from lab.operators.records import Draw, MeasuredTest, PartsRecord, RecordedPart
-from lab.operators.table_file import as_json
-from lab.operators.table_judge import TableJudge, by_key
+from lab.operators.table_file import to_json
+from lab.operators.table_judge import TableJudge, rows_by_key
 from lab.operators.value_cases import CHAIN, chains
 from provisioning.base.errors import UsageError
 from tests.support.own_manifests import own_accepted_tests
@@ -111,7 +111,7 @@ def test_a_word_is_of_htp_beside_the_quantized_model_and_of_that_beside_the_floa
 
 def judged(committed: OperatorTable, test: str, *parts: RecordedPart) -> list[bool]:
     """Whether each change is worse."""
-    judge = TableJudge(AcceptedTests("values", "wheels", "SM8650"), Path(), cells=by_key(committed))
+    judge = TableJudge(AcceptedTests("values", "wheels", "SM8650"), Path(), cells=rows_by_key(committed))
     tried = tuple(Part(part.result, part.sqnr_db, part.cpu, measured=measured_of(part)) for part in parts)
     return [worse for _, worse in judge.changes(UpstreamVerdict(test, "passed", parts=tried))]
 
@@ -161,10 +161,10 @@ def test_a_table_is_made_of_the_records_of_several_runs(
     for number, tests in enumerate(shards):
         path = tmp_path / f"nightly/{number}/operators/values-SM8650.json"
         path.parent.mkdir(parents=True)
-        path.write_text(record(tests).as_json())
+        path.write_text(record(tests).to_json())
     (newer := tmp_path / "manifests/rework-op/rework-op-SM8650.json").parent.mkdir(parents=True)
     passed = RecordedPart("passed", 96.0)
-    newer.write_text(record({"test_mha[16a]": passed, "test_exp[16a]": passed}).as_json())
+    newer.write_text(record({"test_mha[16a]": passed, "test_exp[16a]": passed}).to_json())
     accept_table(tmp_path / "nightly")
     # Our own cases of exp were not run, and mha has none.
     assert [*read(tmp_path / "manifests/operators.json").cells] == ["abs", "log", "mha"]
@@ -172,7 +172,7 @@ def test_a_table_is_made_of_the_records_of_several_runs(
 
 
 def test_a_table_is_read_as_it_is_written(tmp_path: Path) -> None:
-    (path := tmp_path / "table.json").write_text(as_json(shipped()))
+    (path := tmp_path / "table.json").write_text(to_json(shipped()))
     assert read(path) == shipped() and path.read_bytes() == TABLE.read_bytes()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.executorch.worker import prepare
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from tests.support.lowering import compiled_as
 
 __all__ = ["prepare"]
@@ -19,4 +19,4 @@ def compiled(order: dict[str, Any]) -> dict[str, Any]:
     (Path(order["into"]) / "program.pte").write_text("a program")
     (_, program), *_ = cases[0]._programs
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    return {**as_json(compiled_as()), "places": {node.name: source_of(node)[0] for node in nodes}}
+    return {**to_json(compiled_as()), "places": {node.name: source_of(node)[0] for node in nodes}}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ci.lanes.llm.orders import MeasuredProgram, PartDistances, Rounded, Trained, Window
 from ci.work.child import reporting
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 
 OUTCOME = "QNN_TEST_OUTCOME"
 """A variable with what becomes of each program: passes, fails, dies or late."""
@@ -26,14 +26,14 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
     into = Path(order["into"])
     if order["do"] == "train":
         (into / "model.safetensors").write_text("weights")
-        return as_json(Trained(3.0, "weights"))
+        return to_json(Trained(3.0, "weights"))
     outcome = os.environ[OUTCOME]
     if outcome == "dies":
         os.kill(os.getpid(), signal.SIGSEGV)
     if outcome == "late":
         while True:
             pass
-    return as_json(measured(0.0 if outcome == "passes" else 5.0))
+    return to_json(measured(0.0 if outcome == "passes" else 5.0))
 
 
 def measured(divergence: float) -> MeasuredProgram:

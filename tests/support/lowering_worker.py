@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.models.user_model import search_first
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from tests.support.lowering import compiled_as
 
 FAILS = "fails.txt"
@@ -59,4 +59,4 @@ def compiled(order: dict[str, Any]) -> dict[str, Any]:
     made = getattr(importlib.import_module(module), factory)(**model["arguments"])
     content = made if isinstance(made, bytes) else str(made).encode()
     (Path(order["into"]) / "program.pte").write_bytes(content)
-    return {**as_json(compiled_as(inputs=((),))), "parent": os.getppid()}
+    return {**to_json(compiled_as(inputs=((),))), "parent": os.getppid()}

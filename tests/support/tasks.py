@@ -109,9 +109,9 @@ def part(request: dict[str, Any]) -> dict[str, Any]:
 
 def in_parts(request: dict[str, Any]) -> dict[str, Any]:
     """The outcomes of parts in forks, and whether they left anything here."""
-    from ci.work.template import in_fork
+    from ci.work.template import run_in_fork
 
-    replies = [in_fork(part, {"how": how}) for how in request["parts"]]
+    replies = [run_in_fork(part, {"how": how}) for how in request["parts"]]
     return {"outcomes": replies, "left": sys.modules[__name__].__dict__.get("part_was_here", False)}
 
 

@@ -31,7 +31,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_a_changed_value_is_one_line_of_a_diff(tmp_path: Path) -> None:
     before = Accepted(tmp_path / "accepted.json", VALUES)
     after = before.updated({"net/8a8w/SM8650": {"sqnr_db": 31.0}})
-    changed = {*before.as_text().splitlines()} ^ {*after.as_text().splitlines()}
+    changed = {*before.to_text().splitlines()} ^ {*after.to_text().splitlines()}
     assert sorted(changed) == [
         '    "net/8a8w/SM8650 sqnr_db": 29.5,',
         '    "net/8a8w/SM8650 sqnr_db": 31.0,',

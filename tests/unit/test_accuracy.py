@@ -24,8 +24,8 @@ from ci.suite.accuracy import (
     compare,
     compared,
     each_sample_db,
-    in_files,
     missed,
+    read_pairs,
     samples_in_words,
     tie_noise,
     usual_of,
@@ -147,7 +147,7 @@ class TestNotFinite:
 class TestFiles:
     def _pairs(self, folder: Path, shape: tuple[int, ...]) -> list[Any]:
         VALUES.tofile(folder / "float_0_0.raw")
-        return list(in_files(folder, folder, ((TensorFile("float_0_0.raw", "float32", shape),),)))
+        return list(read_pairs(folder, folder, ((TensorFile("float_0_0.raw", "float32", shape),),)))
 
     def test_an_output_that_was_not_written_or_is_cut_off_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(Unusable, match=r"output_0_0\.raw"):
@@ -162,7 +162,7 @@ class TestFiles:
             rows.append((TensorFile(f"float_{number}.raw", "float32", (3, 4)),))
             (100 + VALUES * number).tofile(tmp_path / f"float_{number}.raw")
             (100 + VALUES * number * 2).tofile(tmp_path / f"output_{number}_0.raw")
-        measured = compare(in_files(tmp_path, tmp_path, tuple(rows)))
+        measured = compare(read_pairs(tmp_path, tmp_path, tuple(rows)))
         assert measured["sqnr_db"] > 30 and measured["variation_sqnr_db"] == pytest.approx(0, abs=0.01)
 
     def test_no_output_at_all_is_no_agreement(self) -> None:

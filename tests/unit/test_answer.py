@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ci.__main__ import VERBS as CI
-from ci.artifacts.compiler_log import in_plain_words
+from ci.artifacts.compiler_log import reword_error
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.answer import split_json
 from provisioning.base.command_line import Verb, main
@@ -232,6 +232,6 @@ def test_what_ends_the_builder_has_its_fix_by_the_error() -> None:
 
 def test_a_permutation_of_six_dimensions_has_a_fix_and_one_of_none_has_not() -> None:
     permutation, code = "aten.permute_copy.default", "x.transpose(2, 3)"
-    refused = {rank: in_plain_words(f"[4294967295] has incorrect Rank {rank}.") for rank in (0, 6)}
+    refused = {rank: reword_error(f"[4294967295] has incorrect Rank {rank}.") for rank in (0, 6)}
     assert "reshape" in str(fix_for(permutation, code, reason=refused[6]))
     assert not fix_for(permutation, code, reason=refused[0])

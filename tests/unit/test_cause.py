@@ -90,7 +90,7 @@ def test_the_cause_is_an_operator_whose_own_error_stands_out_and_is_no_rounding(
 def test_what_is_suspected_of_the_cause_is_said_behind_it() -> None:
     fault = SuspectedFault("pow is wrong", "exp", "power-of-a-number")
     found = divergence_cause(cuts(0.9, known=(fault,)), "divergence")
-    assert found.in_words().endswith("suspected: pow is wrong") and [*found.nodes] == ["pow_1"]
+    assert found.describe().endswith("suspected: pow is wrong") and [*found.nodes] == ["pow_1"]
 
 
 @pytest.mark.parametrize("between", [[], ["relu", "linear_3"]])
@@ -140,7 +140,7 @@ def test_what_the_nodes_meet_is_suspected_where_the_time_ended_the_search(
 ) -> None:
     searched = divergence_cause(replace(cuts(0.9, between), first=None), "divergence net.py")
     found = add_suspects(searched, [SUSPECT])
-    assert ("net.py:7" in found.in_words()) is named and not found.nodes
+    assert ("net.py:7" in found.describe()) is named and not found.nodes
 
 
 def test_an_operator_that_was_found_needs_no_suspicion_of_others() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ci.artifacts.compiler_log import in_plain_words, refusals
+from ci.artifacts.compiler_log import refusals, reword_error
 
 PREFIX = "2026-11-20 06:21:34.180934702 "
 QNN = f"{PREFIX}[V:onnxruntime:Default, qnn_backend_manager.cc:519 QnnLogging] "
@@ -39,6 +39,6 @@ def test_each_refused_node_has_its_code_and_the_first_error_that_was_printed_for
 def test_a_number_of_dimensions_is_said_in_words() -> None:
     said = str(refusals(LOG)["relu"])
     assert "7 dimensions" in said and "4294967295" not in said
-    scalar = in_plain_words("Output[4294967295] has incorrect Rank 1.")
+    scalar = reword_error("Output[4294967295] has incorrect Rank 1.")
     assert scalar.startswith("HTP") and "keepdim=True" in scalar and "keepdim" not in said
-    assert in_plain_words("Tensor 0 has mismatching datatypes") == "Tensor 0 has mismatching datatypes"
+    assert reword_error("Tensor 0 has mismatching datatypes") == "Tensor 0 has mismatching datatypes"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.diagnose.logs import of_number, read
+from ci.diagnose.logs import explain_number, read
 from ci.diagnose.rules import code_named, failure_rules
 from provisioning.base import toml
 from provisioning.base.command_line import main
@@ -177,7 +177,7 @@ def test_a_code_is_named_however_it_is_written(written: int, code: int, name: st
 
 def test_a_number_alone_is_explained_or_said_not_to_be_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("14001", "0x80000406") == 0
-    assert of_number(14001).explanations
+    assert explain_number(14001).explanations
     assert verb("99999") == 1
     assert "not known" in capsys.readouterr().out
 

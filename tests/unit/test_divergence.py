@@ -16,16 +16,16 @@ from ci.explain.divergence import (
     DivergenceLimits,
     DivergenceResult,
     DivergentOperator,
-    as_text,
     fix_of,
     keep_partial,
     remains_of,
+    text_lines,
 )
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.work.outcome import Failure
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 
 
 def chain(count: int) -> dict[str, list[str]]:
@@ -188,7 +188,7 @@ def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
     assert first
     assert (first.node, first.sqnr_db, first.share) == ("linear", 0.0, 1.0)
     assert first.operands == {"conv": None}
-    text = "\n".join(as_text(result))
+    text = "\n".join(text_lines(result))
     assert "conv not measured" in text and "no kernel" in text
 
 
@@ -238,7 +238,7 @@ def test_a_search_whose_time_is_over_says_between_what_it_was(monkeypatch: pytes
     assert int(low[1:]) < 40 <= int(high[1:]) and len(result.cuts) <= 5
     # It is the whole program, whose figure is known.
     assert "n63" not in result.cuts
-    assert low in "\n".join(as_text(result))
+    assert low in "\n".join(text_lines(result))
 
 
 @pytest.mark.parametrize(("again", "cuts"), [(0.0, False), (1.0, True)], ids=["as the whole", "repaired"])
@@ -422,7 +422,7 @@ def test_what_a_search_knows_is_kept_for_when_it_is_ended(tmp_path: Path) -> Non
         return wrong_from(40)(name)
 
     with pytest.raises(KeyboardInterrupt):
-        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, keep=partial(keep_partial, tmp_path, as_json))
+        found_in(Toy(chain(64)), gives, 30.0, whole=0.0, keep=partial(keep_partial, tmp_path, to_json))
 
     # A crash says more than a search that named nothing yet.
     assert left_of(tmp_path, CRASH) is None and left_of(tmp_path / "empty", LATE) is None
@@ -465,7 +465,7 @@ def test_a_suspect_is_kept_before_its_operands_are_known(tmp_path: Path) -> None
             raise KeyboardInterrupt
         return wrong_from(40)(name)
 
-    keep = partial(keep_partial, tmp_path, as_json)
+    keep = partial(keep_partial, tmp_path, to_json)
     with pytest.raises(KeyboardInterrupt):
         found_in(Toy(chain(64)), gives, 30.0, whole=0.0, suspects=alone("n40"), keep=keep)
     known = left_of(tmp_path, CRASH)

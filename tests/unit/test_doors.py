@@ -481,7 +481,7 @@ def document(**fields: Any) -> bytes:
 
 
 REPORT = json.loads(
-    Report("validate", "wheels", "x86_64-linux", Outcome.PASS, "", 1.0, (), (), {}, "").as_json()
+    Report("validate", "wheels", "x86_64-linux", Outcome.PASS, "", 1.0, (), (), {}, "").to_json()
 )
 INVENTORY = {
     **dict.fromkeys(("component", "version", "build_id", "key", "definition"), "x"),

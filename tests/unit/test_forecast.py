@@ -77,7 +77,7 @@ def test_what_concerns_the_newer_chip_alone_leaves_the_other_phones_theirs() -> 
     given = asked(estimates=older, refused={"SA8797": "no Mod"})
     found = forecasted("fp16", given)
     assert [row.phone for row in found.forecasts] == ["Galaxy S24"]
-    assert {*found.reasons} == {"Galaxy S26"} and "Galaxy S26" in "\n".join(found.in_words())
+    assert {*found.reasons} == {"Galaxy S26"} and "Galaxy S26" in "\n".join(found.summary_lines())
     assert "no Mod" in forecasted("fp16", given, "Galaxy S26").withheld
     assert len(forecasted("8a8w", given).forecasts) == 2
 

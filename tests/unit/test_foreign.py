@@ -15,7 +15,7 @@ from ci.report.summary import github_annotations
 from provisioning.base.command_line import show_error
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.foreign import in_line, one_line, visible
+from provisioning.base.foreign import escape_line, one_line, visible
 from provisioning.base.rendering import console
 from provisioning.base.settings import ROOT
 from tests.support.elves import Library
@@ -25,7 +25,7 @@ from tests.support.hostile import EVIL, steers
 @given(st.text(st.sampled_from(":#[]x \n\t\r\x1b\u2028\x85\xa0\u3000error")))
 def test_no_text_is_a_command(text: str) -> None:
     assert steers(visible(text)) == []
-    assert steers(in_line(text)) == [] and "\n" not in in_line(text)
+    assert steers(escape_line(text)) == [] and "\n" not in escape_line(text)
     assert steers(one_line(text)) == [] and "\n" not in one_line(text)
 
 

@@ -173,10 +173,10 @@ def test_a_shard_of_the_gate_has_its_part_of_each_lane_and_leaves_out_what_has_n
     cases.append(f'[case.net]\nmodel = "net.onnx"\n{RUN.format("net", "onnx")}')
     suite.write_text("schema = 2\n" + "".join(cases))
     selection = selection_of(parsed(gate_verb))
-    stages = gate_verb.with_lanes(gate_stages(), [suite], ())
+    stages = gate_verb.stages_for_suites(gate_stages(), [suite], ())
 
     def lanes_of_shard(text: str) -> dict[str, tuple[str, ...]]:
-        part = gate_verb.in_shard(stages, text, [suite], [], selection)
+        part = gate_verb.stages_of_shard(stages, text, [suite], [], selection)
         assert {stage.name for stage in part if not stage.lane} == {"provision", "validate", "build_runner"}
         return {stage.name: stage.flags[-2:] for stage in part if stage.lane}
 

@@ -160,7 +160,7 @@ def test_what_became_worse_is_found_and_what_became_better_is_not() -> None:
     earlier = {**dict.fromkeys(["worse", "better"], before), "removed": before, "": before}
     found = changes_of([report(**now)], [report(**earlier)])
     assert {entry.program for entry in found.changes} == {"worse"} and found.worse == 1
-    assert Changes.model_validate_json(found.as_json()) == found
+    assert Changes.model_validate_json(found.to_json()) == found
     expected = ["cpu_operators", "sqnr_db", "agreement", "ddr_read", "pte_bytes"]
     assert [entry.what for entry in found.changes] == expected
     assert (found.changes[3].before, found.changes[3].now) == (1e6, 2e6)
@@ -189,9 +189,9 @@ def test_the_file_is_never_too_large_for_the_job_that_reads_it() -> None:
     names = [f"{index}{'🦊' * 300}" for index in range(2000)]
     before, now = ([report(**dict.fromkeys(names, row(pte_bytes=size)))] for size in (1e6, 2e6))
     found = changes_of(now, before)
-    assert len(found.as_json().encode()) <= MOST_BYTES and found.changes
+    assert len(found.to_json().encode()) <= MOST_BYTES and found.changes
     assert found.left_out == 2000 - len(found.changes)
-    assert Changes.model_validate_json(found.as_json()) == found
+    assert Changes.model_validate_json(found.to_json()) == found
 
 
 def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Path) -> None:

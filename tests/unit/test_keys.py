@@ -35,7 +35,7 @@ from ci.suite.stage import Plan, host_libraries
 from ci.work.cached_steps import NotCached, Step
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from ci.work.request import NOTHING, key_of, sent
 from ci.work.results import CachedResults
 from provisioning import known_faults
@@ -193,7 +193,7 @@ def test_a_model_that_has_no_digest_has_no_key(tmp_path: Path) -> None:
     step = lowering(_plan_of(program, tmp_path))
     run = ExportedRun(not_cached="its operator is of another namespace")
     with pytest.raises(NotCached):
-        step.export_key(program, as_json(ExportedRuns(runs={program.run.name: run})))
+        step.export_key(program, to_json(ExportedRuns(runs={program.run.name: run})))
 
 
 def test_qnn_is_known_by_the_bytes_of_its_libraries(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def _plain(value: Any) -> Any:
 
 
 def _gets_all(program: Any) -> bool:
-    order = read(ProgramOrder, json.loads(json.dumps(as_json(program.order))))
+    order = read(ProgramOrder, json.loads(json.dumps(to_json(program.order))))
     case = case_of(order)
     same = _same(case, program.case) and _same(case.runs[0], program.run)
     return same and (order.soc, Path(order.search_path)) == (program.soc, program.search_path)

@@ -49,7 +49,7 @@ from ci.lanes.llm.verdicts import WINDOWS
 from ci.model_commands import run as run_command
 from ci.report.collect import report_in, rows_of
 from ci.work.outcome import Result
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from provisioning.base.command_line import guarded, main
 from provisioning.base.commands import SPELLED_INSTALLED
 from provisioning.base.errors import CheckFailed, UsageError
@@ -174,7 +174,7 @@ class TestCompile:
         (out / "prefill_1.bin").touch()
         (out.parent / "outside.txt").touch()
         earlier = replace(record, files={**record.files, "prefill_1.bin": "", "../outside.txt": ""})
-        (out / RECORD).write_text(earlier.as_text())
+        (out / RECORD).write_text(earlier.to_json())
         assert self.compiled(model, "-o", "out") == 0
         assert (out / "prefill_0.bin").exists() and not (out / "prefill_1.bin").exists()
         assert (out.parent / "outside.txt").exists()
@@ -398,7 +398,7 @@ class Compiled:
             source={**source_of(order, store_path()), **(source or {})},
             files=digests_of(store_path(), {name: out / name for name in names}),
         )
-        (out / RECORD).write_text(record.as_text())
+        (out / RECORD).write_text(record.to_json())
         for name, size in zip(binaries, sizes, strict=True):
             os.truncate(out / name, size)
         (self.folder / "text.txt").write_text("a " * 3000)
@@ -421,7 +421,7 @@ class Compiled:
                 "genie": Readings({"decode_genie": list(genie)}),
                 "parts": Parts([part for part in parts if part.kind == order["kind"]]),
             }
-            return as_json(answers[order["do"]])
+            return to_json(answers[order["do"]])
 
         def encoded(_: Path, texts: Sequence[str], **__: object) -> list[list[int]]:
             return [[0] * len(text.split()) for text in texts]
@@ -593,7 +593,7 @@ def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
     genie_config(tmp_path, read_architecture(write_config_json(tmp_path)), "decode_0.bin")
     (tmp_path / PROGRAM).touch()
     order = replace(ORDER, model=str(tmp_path), through=through)
-    (tmp_path / RECORD).write_text(Record(order=order, size=1, source={}, files={}).as_text())
+    (tmp_path / RECORD).write_text(Record(order=order, size=1, source={}, files={}).to_json())
     asked: list[object] = []
 
     def genie(config: Path, prompt: Sequence[int], most: int, *, timeout: float) -> SpokenText:

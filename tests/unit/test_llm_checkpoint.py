@@ -14,7 +14,7 @@ import pytest
 
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.commands import tokenizer_differences
-from ci.lanes.llm.tokenizer import chat_text, encoded_by_transformers, require_tokenizer, without_beginning
+from ci.lanes.llm.tokenizer import chat_text, drop_beginning, encoded_by_transformers, require_tokenizer
 from ci.lanes.llm.weights import INDEX, require_tensors, shards_of
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.checkpoints import (
@@ -402,4 +402,4 @@ class TestTokenizer:
     )
     def test_what_begins_a_text_is_left_to_genie(self, tokens: list[int], rest: list[int] | None) -> None:
         with contextlib.nullcontext() if rest else pytest.raises(UsageError):
-            assert without_beginning(tokens, 0) == rest
+            assert drop_beginning(tokens, 0) == rest

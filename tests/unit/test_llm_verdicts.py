@@ -36,7 +36,7 @@ from ci.lanes.llm.verdicts import (
 )
 from ci.work.child import reporting
 from ci.work.outcome import Failure, InTrouble, Result
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from provisioning.base.settings import ROOT
 
 PERFECT = {"top1": 1.0, "perplexity_ratio": 1.0, "divergence": 0.0, "divergence_99": 0.0}
@@ -305,7 +305,7 @@ class TestSuite:
 
     def test_a_program_is_held_to_its_limits(self, rules: Callable[[str, Result], list[str]]) -> None:
         for divergence, expected in ((0.0005, []), (0.01, ["llm-accuracy"])):
-            facts = as_json(measured({"decode_htp": reading(divergence)}, reading(0.001)))
+            facts = to_json(measured({"decode_htp": reading(divergence)}, reading(0.001)))
             assert rules("genie-16a8w", Result({**facts, "peak": 5})) == expected
 
     def test_a_full_disk_is_the_machines_in_training_and_in_a_program(
@@ -326,5 +326,5 @@ class TestSuite:
         assert rules("genie-fp16", failed) == ["llm-crash"]
         assert list(model_findings("tiny", 18, failed))
         for perplexity, wrong in ((18.01, True), (float("nan"), True), (18.0, False)):
-            trained = Result(as_json(Trained(perplexity, "digest")))
+            trained = Result(to_json(Trained(perplexity, "digest")))
             assert bool(list(model_findings("tiny", 18, trained))) == wrong

@@ -17,10 +17,10 @@ from ci.lanes.executorch.findings import (
     cost,
     delegation,
     failure_in_words,
+    findings_about_compiled_program,
+    findings_about_run,
     findings_of,
     mismatches_of,
-    of_compiled,
-    of_run,
 )
 from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.orders import EmulatorRun
@@ -228,7 +228,9 @@ class TestWhole:
         self, tmp_path: Path, content: bytes | None, facts: dict[str, Any], rules: set[str]
     ) -> None:
         made = make_program(tmp_path / "suite")
-        found = of_compiled(self.plan(made, tmp_path), made, _compiled(tmp_path, content, **facts))
+        found = findings_about_compiled_program(
+            self.plan(made, tmp_path), made, _compiled(tmp_path, content, **facts)
+        )
         assert {finding.rule for finding in found if finding.severity is Severity.ERROR} == rules
 
     @pytest.mark.parametrize(
@@ -270,5 +272,5 @@ class TestWhole:
         plan = self.plan(made, tmp_path)
         results = stage.measure(plan, Runner(tmp_path / "runner"), compiled)
         assert results[made.name].failure == failure
-        found = of_run(plan, made, {COMPILED: compiled[made.name], RAN: results[made.name]})
+        found = findings_about_run(plan, made, {COMPILED: compiled[made.name], RAN: results[made.name]})
         assert [finding.rule for finding in found] == ["emulator-metric"]

@@ -33,7 +33,7 @@ from ci.models.inputs import InputsUsed
 from ci.one_model.options import TUNE
 from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, writing_into
 from ci.work import outcome
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from qnn_ci.api import Compiled, Ran
@@ -133,11 +133,11 @@ class StandIn:
         (folder / "orders.jsonl").write_text("")
         self.wrong: dict[str, str] = {}
         self.replies: dict[str, dict[str, Any]] = {
-            "prepare": as_json(replace(PREPARED, used=InputsUsed(0, 3, noise=True))),
-            "quantize": as_json(QuantizedModel(model="quantized.onnx", calibrated_by=3)),
-            "compile_context": as_json(CONTEXT),
-            "run": as_json(RunReply("v2.0.0.1")),
-            "mixed": as_json(MIXED),
+            "prepare": to_json(replace(PREPARED, used=InputsUsed(0, 3, noise=True))),
+            "quantize": to_json(QuantizedModel(model="quantized.onnx", calibrated_by=3)),
+            "compile_context": to_json(CONTEXT),
+            "run": to_json(RunReply("v2.0.0.1")),
+            "mixed": to_json(MIXED),
         }
 
     def environment(self, own: object = None) -> dict[str, str]:
@@ -179,7 +179,7 @@ def test_what_a_search_knows_when_it_is_ended_is_its_answer_and_is_not_cached(
     # Other tests run beside this one, and take the processor from what computes.
     monkeypatch.setattr(outcome, "BUSY", 0.05)
     known = DivergenceResult("float", 30.0, 3.0, POWER, {POWER.node: 3.0}, {}, ("early", "late"))
-    stand_in.replies["diverge"] = as_json(known)
+    stand_in.replies["diverge"] = to_json(known)
     stand_in.wrong = {"do": "diverge", "how": how}
     model = write(conv_model(), tmp_path / "net.onnx")
     for _ in range(2):
@@ -205,8 +205,8 @@ class TestCompile:
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         lost = replace(CONTEXT, near=near(sqnr_db=3.0, reference_sqnr_db=60.0))
-        stand_in.replies["compile_context"] = as_json(lost)
-        stand_in.replies["prepare"] = as_json(replace(PREPARED, used=InputsUsed(3, 9, given=12)))
+        stand_in.replies["compile_context"] = to_json(lost)
+        stand_in.replies["prepare"] = to_json(replace(PREPARED, used=InputsUsed(3, 9, given=12)))
         stand_in.replies["scores"] = {"found": {"units": [], "whole": [0.1], "left": 0}}
         stand_in.replies["rewrite"] = {"error": REFUSAL}
         precisions = ("--precision", "8a8w", "--precision", "16a8w")
@@ -274,7 +274,7 @@ class TestRun:
 def test_scores_of_all_operators_are_kept_and_those_that_the_time_cut_short_are_not(
     stand_in: StandIn, tmp_path: Path, rest: int, times: int
 ) -> None:
-    stand_in.replies["scores"] = as_json(Scores((), (1.0,), rest))
+    stand_in.replies["scores"] = to_json(Scores((), (1.0,), rest))
     model = write(conv_model(), tmp_path / "net.onnx")
     tuned = one_model_of(parsed(tune, model, "--precision", "8a8w", "--floor", "30dB"), TUNE)
     for _ in range(2):

@@ -27,7 +27,7 @@ from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.samples import SAMPLES, ModelFiles
 from ci.lanes.onnx.searches import beyond_half, diverge
 from ci.models.inputs import save
-from ci.suite.onnx_runtime import on_cpu
+from ci.suite.onnx_runtime import run_on_cpu
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 from tests.support.onnx_suites import order_of
@@ -270,9 +270,9 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
         for weight in changed.graph.initializer:
             if weight.name == "one":
                 weight.CopyFrom(numpy_helper.from_array(np.asarray(np.float32(1.5)), "one"))
-        return on_cpu(changed, fed)
+        return run_on_cpu(changed, fed)
 
-    monkeypatch.setattr(provider, "on_htp", wrong_sum)
+    monkeypatch.setattr(provider, "outputs_on_htp", wrong_sum)
     samples = [{"x": np.full((1, 3, 8, 8), 2.0, "f4")}]
     path = tmp_path / "net.onnx"
     save(tmp_path / SAMPLES, samples)

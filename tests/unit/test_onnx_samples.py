@@ -11,7 +11,7 @@ import pytest
 from ci.lanes.onnx.options import Value, parse_assignments, settings_of
 from ci.lanes.onnx.samples import MOST, calibration_samples, divided, read_samples
 from ci.models.inputs import GraphSignature, InputsUsed, Tensor, checked, drawn, read_inputs
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -164,7 +164,7 @@ def test_options_go_to_where_they_belong() -> None:
         "vtcm_mb": 8,
         "ep.context_node_name_prefix": "a_",
     }
-    assert as_json(settings_of(options, soc=SM8650, embed=False)) == {
+    assert to_json(settings_of(options, soc=SM8650, embed=False)) == {
         "provider": {"htp_performance_mode": "burst", "extended_udma": "1", "vtcm_mb": "8"},
         "session": {"ep.context_node_name_prefix": "a_"},
     }

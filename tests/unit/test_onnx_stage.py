@@ -22,7 +22,7 @@ from ci.report.collect import report_in, rows_of
 from ci.suite.accepted import Recorded, load_baseline
 from ci.suite.suite_file import accepted_path
 from ci.work import outcome
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from provisioning.accepted_file import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
@@ -75,9 +75,9 @@ class TestStage:
     def stage(self, folder: Path, *arguments: str, text: str = SUITE) -> int:
         (self.folder / "orders.jsonl").write_text("")
         replies = {
-            "prepare": as_json(PREPARED),
-            "quantize": as_json(QuantizedModel(model="m", calibrated_by=32)),
-            "compile_context": self.answers if isinstance(self.answers, dict) else as_json(self.answers),
+            "prepare": to_json(PREPARED),
+            "quantize": to_json(QuantizedModel(model="m", calibrated_by=32)),
+            "compile_context": self.answers if isinstance(self.answers, dict) else to_json(self.answers),
         }
         (self.folder / "replies.json").write_text(
             json.dumps({"replies": replies, "wrong": self.wrong, "made": self.made})

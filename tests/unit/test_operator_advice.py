@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ci.explain.audit import as_text, document
+from ci.explain.audit import document, text_lines
 from ci.lanes.executorch import explain
 from ci.lanes.executorch.findings import findings_of, suspected_on_cpu
 from ci.lanes.executorch.orders import EmulatorRun
-from ci.lanes.executorch.product import on_cpu_in_words
+from ci.lanes.executorch.product import describe_cpu_operators
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators import CpuOperator, Traits, table
 from ci.operators.table import OperatorTable, key_of, lines_of, read, rows_by_key
@@ -112,8 +112,8 @@ def test_a_fix_of_several_lines_is_said_once_behind_the_last() -> None:
         for place, code in places
     ]
     compiled = compiled_as(left=left)
-    said = list(on_cpu_in_words(compiled))
-    audited = list(as_text({"fp16": explain.audit_row(compiled)}))
+    said = list(describe_cpu_operators(compiled))
+    audited = list(text_lines({"fp16": explain.audit_row(compiled)}))
     for lines in (said, audited[audited.index("on the CPU") + 1 :]):
         kinds = [next(word for word in (":3", ":5", ":8", "→") if word in line) for line in lines]
         assert kinds == [":3", ":5", "→", ":8"]

@@ -224,7 +224,7 @@ def test_the_tree_that_is_named_and_built_is_what_runs_with_its_commit_and_its_r
     executorch = machine.chosen({variable: named}).current()
     (tree / "notes.md").write_text("mine")
     git(tree, "add", "notes.md")
-    words = executorch.current().in_words("1.6.0")
+    words = executorch.current().describe("1.6.0")
     assert str(tree) in words and state_of(tree).commit in words and "+changes" in words
     assert executorch.runner(Path("elsewhere")) == machine.dist / "bin" / "qnn_executor_runner"
 
@@ -244,7 +244,7 @@ def test_a_trees_wheel_is_known_by_its_tree(machine: Machine, tree: Path, other:
     for folder in (machine.folder / "python", machine.folder / "environments" / "executorch"):
         folder.mkdir(parents=True)
         describe(folder, BuiltFrom(tree, "qnn-2.48", state_of(tree)))
-    assert str(tree) in machine.chosen({"EXECUTORCH_ROOT": tree}).current().in_words("1.6.0")
+    assert str(tree) in machine.chosen({"EXECUTORCH_ROOT": tree}).current().describe("1.6.0")
     assert machine.chosen({}).current().build
     for exported, word in ({"EXECUTORCH_ROOT": other}, ""), ({}, "wheel"):
         with pytest.raises(EnvironmentLacking, match=str(tree)):

@@ -74,9 +74,9 @@ def test_files_are_read_as_pip_reads_them(
 
 def test_a_files_credentials_are_those_of_its_index_and_of_no_other_host() -> None:
     environ = {**NO_FILES, "PIP_EXTRA_INDEX_URL": "https://me:pw@mine/simple"}
-    assert pip_settings.with_credentials("https://mine/f.whl", environ) == "https://me:pw@mine/f.whl"
+    assert pip_settings.add_credentials("https://mine/f.whl", environ) == "https://me:pw@mine/f.whl"
     for other in ("https://elsewhere/f.whl", "http://mine/f.whl"):
-        assert pip_settings.with_credentials(other, environ) == other
+        assert pip_settings.add_credentials(other, environ) == other
 
 
 def test_making_an_environment_needs_no_package() -> None:

@@ -96,7 +96,7 @@ def test_the_first_step_that_changes_the_outputs_is_named_with_what_it_put_in_th
     assert broken.replaced.startswith("aten.mul at net.py:3") and broken.lost == (
         "aten.linear at net.py:2 ``",
     )
-    assert "passes/norms.py:7" in broken.in_words() and "aten.linear" in broken.in_words()
+    assert "passes/norms.py:7" in broken.describe() and "aten.linear" in broken.describe()
 
 
 def test_a_node_that_a_step_changes_in_its_place_is_named_itself() -> None:
@@ -122,7 +122,7 @@ def test_of_a_death_the_step_is_named_after_which_nothing_computes_the_model() -
     replay = replayed((NORMS, Left(REPLACED, ends_at="norm")), program_db=None)
     replay.end(RAISED)
     assert replay.broken and (replay.broken.step, replay.broken.node) == (NORMS, "norm")
-    assert "it has no shape" in replay.broken.in_words()
+    assert "it has no shape" in replay.broken.describe()
 
 
 def test_what_a_later_step_puts_right_is_no_cause_of_a_death() -> None:

@@ -61,13 +61,13 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("cut.json", b'{"schema": 1, "stage": "cut", '),
         ("deep.json", b"[" * 100_000),
-        ("validate-copy.json", _report("validate").as_json().encode()),
+        ("validate-copy.json", _report("validate").to_json().encode()),
         (
             "rows.json",
-            replace(_report("rows"), metrics={"programs": {NET: {"figures": 1}}}).as_json().encode(),
+            replace(_report("rows"), metrics={"programs": {NET: {"figures": 1}}}).to_json().encode(),
         ),
-        ("table.json", replace(_report("table"), metrics={"models": 3}).as_json().encode()),
-        ("severity.json", _report("severity", BAD).as_json().replace('"error"', '"fatal"').encode()),
+        ("table.json", replace(_report("table"), metrics={"models": 3}).to_json().encode()),
+        ("severity.json", _report("severity", BAD).to_json().replace('"error"', '"fatal"').encode()),
     ],
 )
 def test_a_file_that_is_no_report_is_named_and_never_a_pass(reports: Path, name: str, content: bytes) -> None:

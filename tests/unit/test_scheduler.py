@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ci.suite.options import parse_shard, shard
 from ci.work.jobs import Job, JobProgress, Line
 from provisioning.base.errors import UsageError
-from provisioning.base.progress import at_work
+from provisioning.base.progress import show_working
 
 JOBS = st.lists(
     st.builds(Job, st.text("abcdef", min_size=1, max_size=5), st.floats(0, 200), st.integers(0, 8)),
@@ -84,6 +84,6 @@ def test_work_whose_progress_is_not_known_says_that_it_goes_on() -> None:
         said.append(text)
         told.set()
 
-    with at_work("making it", say, interval=0.01):
+    with show_working("making it", say, interval=0.01):
         assert told.wait(30)
     assert said[0].startswith("making it: ")

@@ -177,7 +177,7 @@ class TestOneFile:
 
 class TestGate:
     def stages(self, path: Path, *named: str) -> dict[str, tuple[str, ...]]:
-        stages = gate.with_lanes(gate_stages(), [path] if path.name else [], named)
+        stages = gate.stages_for_suites(gate_stages(), [path] if path.name else [], named)
         return {stage.name: stage.flags for stage in stages if stage.lane}
 
     def test_it_runs_the_stages_of_the_lanes_that_the_suites_have(self, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class TestUpdate:
         path = tmp_path / "suite.toml"
         path.write_text(self.text)
         file = accepted_path(path, profile)
-        file.write_text(Accepted(file).updated(accepted).as_text())
+        file.write_text(Accepted(file).updated(accepted).to_text())
         figures = {name: {**others, "sqnr_db": value} for name, value in measured.items()}
         programs = programs_of(path, profile=profile)
         rows = thresholds_of(programs, figures, 1.0, lambda program: f"type {program.run_name}")

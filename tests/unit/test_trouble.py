@@ -14,7 +14,15 @@ import pytest
 
 from ci.suite.runner import call_runner
 from ci.work.jobs import idle_seconds
-from ci.work.outcome import Failure, InTrouble, Trouble, of_ending, of_error, of_places, of_time
+from ci.work.outcome import (
+    Failure,
+    InTrouble,
+    Trouble,
+    trouble_of_ending,
+    trouble_of_error,
+    trouble_of_places,
+    trouble_of_timeout,
+)
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 
@@ -54,7 +62,7 @@ def caused_by(cause: BaseException) -> CheckFailed:
 def test_the_machine_is_to_blame_for_what_no_model_causes(
     error: BaseException, kind: str, words: str
 ) -> None:
-    trouble = of_error(error)
+    trouble = trouble_of_error(error)
     assert trouble is not None and trouble.kind == kind and words in trouble.message and trouble.fix
 
 
@@ -71,7 +79,7 @@ def test_the_machine_is_to_blame_for_what_no_model_causes(
     ],
 )
 def test_what_a_model_causes_is_its_own(error: BaseException, tmp_path: Path) -> None:
-    assert of_error(error, [tmp_path]) is None
+    assert trouble_of_error(error, [tmp_path]) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +104,7 @@ def test_what_a_model_causes_is_its_own(error: BaseException, tmp_path: Path) ->
     ],
 )
 def test_a_signal_from_outside_is_not_the_works_own(code: int, kind: str | None) -> None:
-    trouble = of_ending("process", code)
+    trouble = trouble_of_ending("process", code)
     assert (trouble and trouble.kind) == kind
 
 
@@ -113,19 +121,19 @@ def test_a_crash_is_its_own_by_the_signal_of_its_process_and_not_of_one_that_it_
     tmp_path: Path, code: int, words: str, own: bool
 ) -> None:
     (tmp_path / "log").write_text(words)
-    assert Failure.of_end(code, tmp_path / "log", [tmp_path]).is_own_crash == own
+    assert Failure.from_end(code, tmp_path / "log", [tmp_path]).is_own_crash == own
 
 
 @pytest.mark.parametrize(("used", "blamed"), [(0.0, True), (29.0, True), (30.0, False), (110.0, False)])
 def test_time_is_the_works_own_if_it_had_the_processor_for_half_of_it(used: float, blamed: bool) -> None:
-    trouble = of_time(60, used)
+    trouble = trouble_of_timeout(60, used)
     assert (trouble is not None) == blamed
     assert trouble is None or ("60 s" in trouble.message and f"{used:.1f} s" in trouble.message)
 
 
 @pytest.mark.parametrize(("idle", "blamed"), [(0.0, True), (53.0, True), (54.0, False), (110.0, False)])
 def test_work_that_waits_while_a_processor_is_free_waits_for_itself(idle: float, blamed: bool) -> None:
-    assert (of_time(60, 0.0, idle_seconds=idle) is not None) == blamed
+    assert (trouble_of_timeout(60, 0.0, idle_seconds=idle) is not None) == blamed
 
 
 def test_the_idle_seconds_of_a_machine_grow_and_are_none_where_it_says_none(tmp_path: Path) -> None:
@@ -146,13 +154,14 @@ def test_the_processors_that_a_container_may_not_use_are_not_free_for_its_work(
 PROBE = """\
 import sys
 from pathlib import Path
-from ci.work.outcome import Failure, of_ending, of_error
+from ci.work.outcome import Failure, trouble_of_ending, trouble_of_error
 places = [Path(sys.argv[1]) / "not there yet"]
-trouble = of_error(RuntimeError("cannot write it"), places)
+trouble = trouble_of_error(RuntimeError("cannot write it"), places)
 print(trouble.kind if trouble else "", trouble.message if trouble else "")
-print(trouble is not None and of_ending("runner", 1, "No space left on device", places).fix == trouble.fix)
-print(of_ending("runner", 1, "std::bad_alloc", places).kind)
-print(Failure.of_end(1, Path("/nowhere"), places).kind)
+ending = trouble_of_ending("runner", 1, "No space left on device", places)
+print(trouble is not None and ending.fix == trouble.fix)
+print(trouble_of_ending("runner", 1, "std::bad_alloc", places).kind)
+print(Failure.from_end(1, Path("/nowhere"), places).kind)
 """
 
 
@@ -175,14 +184,14 @@ def test_an_error_that_does_not_name_a_full_disk_is_blamed_on_it(
 
 
 def test_a_place_that_is_nowhere_blames_nobody() -> None:
-    assert of_places([Path("/proc/none/at/all")]) is None
+    assert trouble_of_places([Path("/proc/none/at/all")]) is None
 
 
 def test_last_words_tell_what_an_exit_code_does_not() -> None:
     words = "terminate called after throwing an instance of 'std::bad_alloc'"
-    trouble = of_ending("runner", -signal.SIGABRT, words)
+    trouble = trouble_of_ending("runner", -signal.SIGABRT, words)
     assert trouble is not None and trouble.kind == "memory"
-    assert of_ending("runner", 0, words) is None
+    assert trouble_of_ending("runner", 0, words) is None
 
 
 @pytest.mark.parametrize(

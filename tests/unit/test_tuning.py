@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ci.explain.losses import GroupScore
-from ci.explain.tune import Goal, Point, Tuned, TuneSearch, as_text, wrong
+from ci.explain.tune import Goal, Point, Tuned, TuneSearch, text_lines, wrong
 from ci.model_commands.tune import goal_of
 from ci.one_model.options import Floor
 from ci.one_model.product import Outcome
@@ -151,7 +151,7 @@ def test_a_mixture_that_does_not_compile_holds_nothing() -> None:
     chip = Chip(units(), fails=lambda chosen: 0 < len(chosen) < 6)
     found = tuned(chip, Goal(25.0))
     assert found.winner is not None and len(found.winner.units) == 6
-    assert any("compiler dies" in line for line in as_text(found))
+    assert any("compiler dies" in line for line in text_lines(found))
 
 
 @pytest.mark.parametrize(

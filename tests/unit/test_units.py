@@ -13,7 +13,7 @@ from ci.explain.divergence import FEW_STEPS, HALF_ROUNDS, HALF_STEP, LEAST_HALF
 from ci.lanes.llm.decoder import LARGEST_HALF
 from ci.signing.elf_headers import EM_HEXAGON, PT_LOAD, PT_NULL
 from ci.suite.accuracy import HALF_MOST
-from provisioning.base.units import EXACT_DB, decibels, in_decibels, roughly, seconds, size
+from provisioning.base.units import EXACT_DB, decibels, format_decibels, roughly, seconds, size
 from provisioning.qnn_libraries import WINDOWS_MACHINES
 
 
@@ -73,7 +73,7 @@ def test_decibels_are_finite(signal: float, noise: float, expected: float) -> No
 
 def test_only_equal_outputs_are_bit_equal() -> None:
     assert EXACT_DB == 999.0
-    assert (in_decibels(998.9), in_decibels(999.0), in_decibels(-3.14)) == (
+    assert (format_decibels(998.9), format_decibels(999.0), format_decibels(-3.14)) == (
         "998.9 dB",
         "bit-equal",
         "-3.1 dB",

@@ -134,7 +134,7 @@ def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
 def test_a_crash_by_a_signal_of_its_own_is_a_result_and_no_other_end(tmp_path: Path) -> None:
     plan: Any = SimpleNamespace(suite=next(iter(upstream_suites().values())), logs=tmp_path)
     step = stage.testing(plan)
-    ends = [Failure.of_end(code, tmp_path / "log", ()) for code in (-11, 3, -9)]
+    ends = [Failure.from_end(code, tmp_path / "log", ()) for code in (-11, 3, -9)]
     results = [step.remains_of(Job("t"), failure, tmp_path) for failure in ends]
     assert [bool(result) for result in results] == [True, False, False]
 

@@ -19,7 +19,7 @@ from ci.lanes.executorch import HEAD as PYTORCH
 from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.product import program_of, require_done
 from ci.lanes.executorch.steps import ExecutorchPlan
-from ci.models.inputs import GraphSignature, Tensor, as_files, read_inputs, shares_of
+from ci.models.inputs import GraphSignature, Tensor, order_files, read_inputs, shares_of
 from ci.models.user_model import modules_in, user_model, where_paths_begin
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import require_program
@@ -382,7 +382,7 @@ def test_samples_that_are_written_for_a_rewritten_model_judge_it_as_they_judged_
     compared: int, calibrating: int
 ) -> None:
     samples = range(compared), range(100, 100 + calibrating)
-    files = as_files(*samples)
+    files = order_files(*samples)
     judging, ranging = shares_of(len(files), compared, None)
     assert [files[number] for number in judging] == [*samples[0]]
     assert [files[number] for number in ranging] == [*samples[1]] or not calibrating

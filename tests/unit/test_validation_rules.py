@@ -260,7 +260,7 @@ def forged_tree(base: Path) -> Context:
     )
     root = base / "store" / "trees" / "qnn-sdk-2.49"
     root.mkdir(parents=True)
-    root.with_name(f"{root.name}.json").write_text(inventory.as_json())
+    root.with_name(f"{root.name}.json").write_text(inventory.to_json())
     return replace(context_of(base), profile=profile, trees={"qnn-sdk": ComponentTree(root, "store")})
 
 

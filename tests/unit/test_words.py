@@ -1,4 +1,4 @@
-"""Docstrings of the product are sentences (CONTRIBUTING.md): none begins as the rest of one."""
+"""Docstrings of the product are sentences, and names of functions say what these do or give (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ FRAGMENTS = ("Of ", "Those ", "That of ", "None where ", "By ", "As ", "With ")
 """The beginnings of docstrings that have no verb: a reader must complete them from the code below."""
 
 PRODUCT = ("provisioning", "ci", "qnn_ci")
+
+RELATIONS = ("of_", "in_", "with_", "as_", "by_", "on_", "without_", "at_")
+"""The beginnings of names that only say how one thing relates to another."""
+
+PROMISED = {"qnn_ci/api.py: on_cpu", "lab/site.py: on_files", "lab/site.py: on_page_markdown"}
+"""Names that others read: a user's own tests, where the key of the JSON has the same, and mkdocs."""
 
 
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -41,3 +47,23 @@ def test_a_fragment_is_found_below_a_field_and_in_a_function() -> None:
     source = 'class A:\n    a: int\n    """Of the b."""\n\n    def f(self):\n        """By name."""\n'
 
     assert [line for line, _ in fragments(ast.parse(source))] == [3, 6]
+
+
+def relational(tree: ast.Module) -> list[str]:
+    """List the functions whose names begin with a relation."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node.name for node in functions if node.name.lstrip("_").startswith(RELATIONS)]
+
+
+def test_a_function_says_what_it_does_or_gives() -> None:
+    found: list[str] = []
+    for file in [*our_files(*PRODUCT, "lab"), ROOT / "noxfile.py"]:
+        found += [f"{file.relative_to(ROOT)}: {name}" for name in relational(parsed(file))]
+
+    assert set(found) == PROMISED, "begin these names with a verb or with what the function gives"
+
+
+def test_a_relational_name_is_found_in_a_class_and_behind_an_underscore() -> None:
+    source = "class A:\n    def of_time(self): ...\n\nasync def _with_causes(): ...\n\ndef offset(): ...\n"
+
+    assert sorted(relational(ast.parse(source))) == ["_with_causes", "of_time"]

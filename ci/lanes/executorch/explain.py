@@ -49,7 +49,7 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators import Traits
 from ci.operators.faults import faults_in, versions_of
-from ci.suite.accuracy import in_words
+from ci.suite.accuracy import describe_figures
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats
 from ci.suite.runner import Runner, ready_runner
@@ -68,10 +68,10 @@ QUANTIZERS = "quantized_decomposed."
 
 
 def chosen_program(model: OneModel, choice: Choice) -> ExecutorchProgram:
-    return program_of(model) if model.typed else only(on_htp(choice, model.selection))
+    return program_of(model) if model.typed else only(programs_on_htp(choice, model.selection))
 
 
-def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
+def programs_on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
     return [program for program in chosen_programs(choice, selection) if program.backend == "htp"]
 
 
@@ -209,5 +209,5 @@ def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
     refuse_floats(program.run.quantizes, program.run.precision)
     plan = plan_of_model(model, "quantize", [program])
     facts = answered(quantizing(plan), Quantized)
-    words = f"{program.name}: {in_words(facts.in_torch.figures)} against float, both in PyTorch"
+    words = f"{program.name}: {describe_figures(facts.in_torch.figures)} against float, both in PyTorch"
     return words, facts.losses

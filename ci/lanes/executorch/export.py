@@ -25,7 +25,7 @@ from ci.models.model_lines import source_of, users_line
 from ci.models.user_model import BadFactory, modules_in
 from ci.suite.programs import ProgramOrder
 from ci.work.child import doing, error_reply, reporting
-from ci.work.plain import as_json, reader
+from ci.work.plain import reader, to_json
 from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
 
@@ -129,14 +129,14 @@ def _exported(request: ExportRequest) -> ExportedRuns:
         if not cases:
             cases.append(ExportedCase.of(case_of(order), Path(order.search_path)))
         try:
-            runs[name] = _of_run(ChipModel.of(order), lines)
+            runs[name] = _exported_run(ChipModel.of(order), lines)
         except BadFactory as error:
             more = {"fix": error.fix, "missing": error.missing}
             runs[name] = ExportedRun(error=error_reply("factory", str(error), **more))
     return ExportedRuns(runs=runs, lines=lines, modules=tuple(modules_in(Path(request.search_path))))
 
 
-def _of_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> ExportedRun:
+def _exported_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> ExportedRun:
     run = chip_model.run
     rows: dict[str, Metric] = {
         "samples": digest_of_tensors(chip_model.compared),
@@ -219,4 +219,4 @@ def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]
 
 
 _request_of = reader(ExportRequest)
-export = reporting(lambda order: as_json(_exported(_request_of(order))), error_of)
+export = reporting(lambda order: to_json(_exported(_request_of(order))), error_of)

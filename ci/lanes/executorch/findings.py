@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, in_plain_words
+from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, reword_error
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.logs import nearest
 from ci.explain.losses import BeyondHalf, beyond_in_words
@@ -81,14 +81,14 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
         fix = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
     elif failure.kind == "compile" and not failure.fix:
         if errors := NATIVE_ERROR.findall(text):
-            message = f"{message.rstrip('.')}: {in_plain_words(errors[0].strip())}"
+            message = f"{message.rstrip('.')}: {reword_error(errors[0].strip())}"
         if explanation := nearest(text):
             message, fix = f"{message.rstrip('.')}. {explanation}", explanation.fix
     # What is known of a crash sends its reader to the frames.
     if log and (fix == NO_FIX or (fix and failure.kind == "crash" and str(log) not in fix)):
         message = f"{message.rstrip('.')}: {log} has the rest"
     if failure.kind in ("compile", "crash"):
-        return _with_what_is_known(program, message, fix)
+        return _add_known_faults(program, message, fix)
     return message, fix
 
 
@@ -98,7 +98,7 @@ def _search_in(text: str) -> str:
     return next((line for line in reversed(text.splitlines()) if line.startswith(CRASHES)), "")
 
 
-def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> tuple[str, str]:
+def _add_known_faults(program: ExecutorchProgram, message: str, fix: str) -> tuple[str, str]:
     """Add their known faults to a message that names operators."""
     scheme, soc = program.run.precision, program.soc
     operators = dict.fromkeys(OPERATOR.findall(message))
@@ -267,7 +267,9 @@ def only_library_missing(findings: Sequence[Finding]) -> bool:
     return bool(errors) and all(finding.rule == LIBRARY_MISSING for finding in errors)
 
 
-def of_compiled(plan: ExecutorchPlan, program: ExecutorchProgram, result: Result | None) -> Iterator[Finding]:
+def findings_about_compiled_program(
+    plan: ExecutorchPlan, program: ExecutorchProgram, result: Result | None
+) -> Iterator[Finding]:
     build_id = plan.build_id
     if result is None:
         yield plan.refused[program.name]
@@ -285,7 +287,7 @@ def of_compiled(plan: ExecutorchPlan, program: ExecutorchProgram, result: Result
     yield from cost(program, result, build_id, load_tolerances(), log)
 
 
-def of_run(
+def findings_about_run(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Iterator[Finding]:
     again, result = SUITES.repeat(program, EMULATION), results.get(COMPILED)
@@ -375,7 +377,7 @@ def causes_of(
     lines = [*(fault.line for fault in met), *(loss.source for loss in losses[:1])]
     return Causes(
         place=next(filter(None, map(Place.read, lines)), None),
-        losses=f"quantizing loses most in {losses[0].in_words()}" if losses else "",
+        losses=f"quantizing loses most in {losses[0].describe()}" if losses else "",
         slices=slices,
         beyond=beyond_in_words(beyond),
         choices=" and ".join(dict.fromkeys(row.place for row in choices)),

@@ -69,7 +69,7 @@ from ci.suite.accuracy import (
     tie_noise,
 )
 from ci.work.child import printed_so_far, text_since
-from ci.work.outcome import of_error
+from ci.work.outcome import trouble_of_error
 from provisioning.base.commands import join_fixes
 from provisioning.known_faults import words_of
 
@@ -180,13 +180,13 @@ def choices_of(
         places.append(operator_at(chooser.node))
         exact, rounded = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
         noise = tie_noise(exact, rounded, 0 if chooser.dim is None else chooser.dim)
-        outputs = _with_choice(outputs, chooser, floats, noise, into, "float")
+        outputs = _add_choice(outputs, chooser, floats, noise, into, "float")
         if reference:
-            reference = _with_choice(reference, chooser, quantized, noise, into, "quantized")
+            reference = _add_choice(reference, chooser, quantized, noise, into, "quantized")
     return OutputChoices(outputs, reference, tuple(places))
 
 
-def _with_choice(
+def _add_choice(
     inferences: Inferences, chooser: Chooser, values: Sequence[Tensor], noise: float, into: Path, kind: str
 ) -> Inferences:
     """Add what its indices chose among to an output; `values` has a tensor for each inference."""
@@ -237,7 +237,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
         return lowered_module(chip_model, module, nodes)
 
     with step_of("compile"), watch.installed():
-        edge, workaround = _with_workaround(search, lowered_with, chip_model)
+        edge, workaround = _lower_with_workaround(search, lowered_with, chip_model)
         exported = edge.exported_program()
         parts, nodes = partition_of(exported, chip_model.backend), delegated_nodes(exported, module)
         cpu_operators = left_on_cpu(exported.graph_module.graph, watch, cpu_kernels())
@@ -272,7 +272,7 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
         partition=tuple(parts),
         nodes=nodes,
         least=_least_of(samples),
-        in_torch=computed.in_torch(chip_model) if chip_model.backend == "lpai" else None,
+        in_torch=computed.compare_in_torch(chip_model) if chip_model.backend == "lpai" else None,
         ddr=total(graphs),
         graphs=len(graphs),
         without_time=digest_without_time(into / PROGRAM),
@@ -368,10 +368,10 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
     if not explanation or not rows:
         return None
     lines = "; ".join(f"{operator.source} `{operator.code}`" for operator in rows)
-    return Failed("compile", f"{explanation.with_text} ({lines})", explanation.fix, rows[0].source)
+    return Failed("compile", f"{explanation.cause_and_text} ({lines})", explanation.fix, rows[0].source)
 
 
-def _with_workaround(
+def _lower_with_workaround(
     search: Search, lower: Callable[..., Any], chip_model: ChipModel
 ) -> tuple[Any, Workaround | None]:
     """Return the lowered program, and the nodes that had to stay on the CPU for it."""
@@ -382,13 +382,13 @@ def _with_workaround(
     except (Failed, BadFactory):
         raise
     except Exception as error:
-        if of_error(error):
+        if trouble_of_error(error):
             # Neither the model nor a search for what the compiler crashes on says anything then.
             raise
         _refuse_model(chip_model.model, chip_model.sample)
         node = search.node
         if node is not None and (explanation := known_of(error)):
-            message = f"{explanation.with_text} ({place_in_words(node)})"
+            message = f"{explanation.cause_and_text} ({place_in_words(node)})"
             raise Failed("compile", message, explanation.fix, source_of(node)[0]) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
@@ -402,8 +402,8 @@ def _with_workaround(
 def _dies_of(
     workaround: Workaround, parts: Sequence[GraphPart], cpu_operators: Sequence[CpuOperator]
 ) -> Failed:
-    delegates = sum(not part.on_cpu for part in parts)
-    count = sum(part.count for part in parts if part.on_cpu)
+    delegates = sum(not part.is_on_cpu for part in parts)
+    count = sum(part.count for part in parts if part.is_on_cpu)
     cost = ", but nothing is left for the NPU"
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"

@@ -165,7 +165,7 @@ class ChipProgram(ModelFacts):
 
     @property
     def delegates(self) -> int:
-        return sum(not part.on_cpu for part in self.partition)
+        return sum(not part.is_on_cpu for part in self.partition)
 
 
 @dataclass(frozen=True, slots=True)

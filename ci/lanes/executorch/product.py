@@ -60,7 +60,7 @@ from ci.one_model.output import Ran
 from ci.one_model.packages import needs_of_model
 from ci.one_model.product import NoGraph, Outcome, Product, require_fp16
 from ci.operators import CpuOperator
-from ci.suite.accuracy import Inferences, against_in_words, in_words
+from ci.suite.accuracy import Inferences, against_in_words, describe_figures
 from ci.suite.findings import BEYOND_FIX, Evidence, not_passed, verdict_of_one_model
 from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.programs import NO_SUITE
@@ -69,7 +69,7 @@ from ci.suite.stage import ready_environment, use_executorch
 from ci.suite.suite_file import precision_file_of
 from ci.work.child import closed
 from ci.work.outcome import Refused, Result
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from ci.work.schedule import asking
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
@@ -78,7 +78,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitErr
 from provisioning.base.files import hash_file, replacing
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.option_fields import suite_values
-from provisioning.base.progress import at_work
+from provisioning.base.progress import show_working
 from provisioning.base.rendering import plural
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import Places
@@ -148,7 +148,7 @@ def product_of(
         "costs": costs,
     }
     more = [f"QNN {plan.build_id}, {plural(facts.delegates, 'delegate')}", *emulation.slices]
-    if quantized := in_words(figures, "reference_"):
+    if quantized := describe_figures(figures, "reference_"):
         more += [f"{quantized} against the quantized model"]
     more += [f"{facts.ddr.read:,} bytes read from DDR in a run, {facts.ddr.written:,} written"]
     divergence = model.command("divergence", program.soc)
@@ -164,19 +164,19 @@ def product_of(
     warnings = [*notes_of(facts), *accuracy.warnings]
     outcome = replace(outcome_of(compiled, run), wrong=accuracy.wrong, of_chip=accuracy.of_chip)
     findings = [
-        _on_cpu_finding(stem, operator, Severity.WARNING)
+        _finding_about_cpu_operator(stem, operator, Severity.WARNING)
         for operator in {operator.message: operator for operator in facts.left}.values()
     ]
     findings += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
     return Product(
         files_of(path, stem, record),
-        [_line(program, facts, figures, emulation.each_db), *on_cpu_in_words(facts)],
+        [_line(program, facts, figures, emulation.each_db), *describe_cpu_operators(facts)],
         more,
         warnings,
         outcome,
         findings=findings,
         suspects=[SuspectedFault.of(met.fault, met.line) for met in suspects],
-        facts={"accuracy": figures, "ddr": as_json(facts.ddr)},
+        facts={"accuracy": figures, "ddr": to_json(facts.ddr)},
         chips=program.soc,
         run_fields=run_fields_of(program, facts),
     )
@@ -218,7 +218,7 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping
     if errors := _errors(artifact(program, result, plan.build_id)):
         raise CheckFailed(errors[0].message, fix=Fix("{} compiles it again", ("--no-cache",)))
     if operators := missing_kernels(compiled_in(result).left):
-        finding = _on_cpu_finding(program.name, operators[0], Severity.ERROR)
+        finding = _finding_about_cpu_operator(program.name, operators[0], Severity.ERROR)
         finding = replace(finding, fix=finding.fix or NO_FIX)
         answer.add_findings([Places.of().located(finding)])
         raise CheckFailed(finding.message, fix=finding.fix)
@@ -229,7 +229,7 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping
     return result
 
 
-def _on_cpu_finding(subject: str, operator: CpuOperator, severity: Severity) -> Finding:
+def _finding_about_cpu_operator(subject: str, operator: CpuOperator, severity: Severity) -> Finding:
     fix = operator.fix
     return Finding(
         "compile-cpu-operator", severity, subject, operator.message, str(fix), operator.line, fix.edit
@@ -270,7 +270,7 @@ def _line(
     return f"{program.soc} {program.run.name}: {ran}; {on_cpu}"
 
 
-def on_cpu_in_words(facts: ChipProgram) -> Iterator[str]:
+def describe_cpu_operators(facts: ChipProgram) -> Iterator[str]:
     """Say which operators run on the CPU and why. Operators with the same fix are followed by that fix."""
     messages: dict[Suggestion, list[str]] = {}
     for (message, fix), count in Counter((row.message, row.fix) for row in facts.left).items():
@@ -376,7 +376,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
             "slices": facts.in_torch.slices,
         }
         figures, slices = facts.in_torch.figures, facts.in_torch.slices
-        words = f"{program.soc} {program.run.name}: {in_words(figures)} against float {facts.used}"
+        words = f"{program.soc} {program.run.name}: {describe_figures(figures)} against float {facts.used}"
         words += ", both in PyTorch"
         where, causes = (
             model.command("quantize", program.soc, "--where"),
@@ -408,7 +408,10 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
         home = home_of(environ, log.parent)
         order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
         try:
-            with at_work(f"working on {context}"), asking(home, f"{WORKER}:wrapped", log, timeout) as ask:
+            with (
+                show_working(f"working on {context}"),
+                asking(home, f"{WORKER}:wrapped", log, timeout) as ask,
+            ):
                 ask(**order)
         except Refused as refused:
             message = f"{context}: ExecuTorch cannot take it: {refused.message}"
@@ -436,7 +439,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
         outputs, figures = folder / "outputs", folder / "figures"
         outputs.mkdir()
         command = runner.command(program, input_list, outputs, figures=figures)
-        with at_work(f"running {model.typed}"):
+        with show_working(f"running {model.typed}"):
             error = call_runner(command, folder / "run.log", environment, model.work.timeout)
         if error:
             raise CheckFailed(f"{path}: {error}", fix=session("inspect", path))

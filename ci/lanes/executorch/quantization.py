@@ -112,7 +112,7 @@ class ComputedModel:
             reference = [run_copied(module, sample) for sample in chip_model.compared]
         return cls(module, reference, losses)
 
-    def in_torch(self, chip_model: ChipModel) -> InTorch:
+    def compare_in_torch(self, chip_model: ChipModel) -> InTorch:
         """Return how near the quantized model's outputs are to the float model's, both computed by
         PyTorch."""
         pairs = [
@@ -139,7 +139,7 @@ def quantize(chip_model: ChipModel, request: QuantizeRequest) -> Quantized:
         notes=tuple(chip_model.exported.subject.notes),
         used=chip_model.used,
         losses=computed.losses,
-        in_torch=computed.in_torch(chip_model),
+        in_torch=computed.compare_in_torch(chip_model),
         inputs=save_raw(into, "input", chip_model.compared),
     )
 

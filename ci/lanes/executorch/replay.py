@@ -26,7 +26,7 @@ from torchao.quantization.pt2e import quantize_pt2e
 
 from ci.explain.replay import BrokenStep, Replay, ReplayRequest, ReplayResult
 from ci.explain.torch_graph import TorchGraph, operator_at
-from ci.explain.torch_steps import StepGraph, with_own_weights
+from ci.explain.torch_steps import StepGraph, copy_with_own_weights
 from ci.explain.torch_values import Tensors
 from ci.lanes.executorch.export import ChipModel
 from ci.lanes.executorch.lower import lowered_module
@@ -175,7 +175,7 @@ def _text_of(module: GraphModule) -> Sequence[str]:
 
 
 def _structure_of(module: GraphModule) -> TorchGraph:
-    return TorchGraph(with_own_weights(module, {}), ())
+    return TorchGraph(copy_with_own_weights(module, {}), ())
 
 
 def _raised(error: Exception) -> BrokenStep | None:

@@ -17,7 +17,7 @@ from ci.lanes.executorch.orders import (
 from ci.suite.accuracy import MetricFigures, MetricRequest, error_of_metric
 from ci.suite.runner import Runner, call_runner
 from ci.work.child import Meter, blame, doing, reporting
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 
 INPUTS, LOG, OUTPUTS = "input_list.txt", "run.log", "outputs"
 
@@ -28,7 +28,7 @@ def prepare() -> None:
 
 
 def _run(order: Mapping[str, object]) -> EmulatorRun:
-    from ci.suite.accuracy import Unusable, compared, each_sample_db, in_files
+    from ci.suite.accuracy import Unusable, compared, each_sample_db, read_pairs
 
     request, folder = read(RunRequest, order), Path(str(order["into"]))
     of, compiled = request.compared, Path(request.compiled.path)
@@ -46,9 +46,9 @@ def _run(order: Mapping[str, object]) -> EmulatorRun:
     if error:
         return EmulatorRun(rule="run", message=error, seconds=seconds)
     try:
-        both = (in_files(outputs, compiled, rows) for rows in (of.expected, of.reference))
+        both = (read_pairs(outputs, compiled, rows) for rows in (of.expected, of.reference))
         figures, slices = compared(*both, non_finite=of.non_finite)
-        each_db = each_sample_db(in_files(outputs, compiled, of.expected, choices=False), len(of.inputs))
+        each_db = each_sample_db(read_pairs(outputs, compiled, of.expected, choices=False), len(of.inputs))
     except Unusable as unusable:
         blame(unusable, order)
         return EmulatorRun(rule=unusable.rule, message=str(unusable), seconds=seconds)
@@ -57,20 +57,20 @@ def _run(order: Mapping[str, object]) -> EmulatorRun:
 
 def run_program(order: Mapping[str, object]) -> dict[str, object]:
     meter = Meter()
-    return as_json(replace(_run(order), cpu_seconds=meter.read().cpu_seconds))
+    return to_json(replace(_run(order), cpu_seconds=meter.read().cpu_seconds))
 
 
 def _figures(order: Mapping[str, object]) -> dict[str, object]:
-    from ci.suite.accuracy import in_files, side_by_side
+    from ci.suite.accuracy import read_pairs, side_by_side
 
     request, outputs = read(MetricRequest, order), read(ComparedOutputs, order)
     os.chdir(request.working_folder)
     pairs, against = (
-        in_files(request.outputs, Path(outputs.compiled.path), rows, choices=False)
+        read_pairs(request.outputs, Path(outputs.compiled.path), rows, choices=False)
         for rows in (outputs.compared.expected, outputs.compared.reference)
     )
     figures = side_by_side(request.function, pairs, against, len(outputs.compared.expected))
-    return as_json(MetricFigures(figures))
+    return to_json(MetricFigures(figures))
 
 
 metric_of = reporting(_figures, error_of_metric)

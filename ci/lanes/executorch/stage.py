@@ -9,9 +9,9 @@ from functools import partial
 
 from ci.lanes.executorch.findings import (
     costs_of,
+    findings_about_compiled_program,
+    findings_about_run,
     findings_of,
-    of_compiled,
-    of_run,
     program_file,
 )
 from ci.lanes.executorch.orders import ChipProgram, ComparedOutputs, compiled_in, figures_of, ran, ran_in
@@ -40,7 +40,7 @@ from ci.suite.runner import Runner
 from ci.suite.stage import MeasuredValues, Results, Verdict, choose, run_cached_step, scores_of
 from ci.work.jobs import Job
 from ci.work.outcome import Failure, Result
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from ci.work.request import Folder, sent
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Metric
@@ -66,13 +66,15 @@ def verdict_of_lowering(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Verdict:
     result = results.get(COMPILED)
-    return Verdict(of_compiled(plan, program, result), _row_of_compiled(plan, program, result))
+    return Verdict(
+        findings_about_compiled_program(plan, program, result), _row_of_compiled(plan, program, result)
+    )
 
 
 def verdict_of_emulation(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Verdict:
-    return Verdict(of_run(plan, program, results), _row_of_run(plan, program, results))
+    return Verdict(findings_about_run(plan, program, results), _row_of_run(plan, program, results))
 
 
 def remarks_of_lowering(plan: ExecutorchPlan, results: Results, findings: Sequence[Finding]) -> Remarks:
@@ -114,7 +116,7 @@ def _row_of_compiled(
         "peak_bytes": record.peak,
         "delegates": record.delegates,
         "cpu_operators": len(record.left),
-        "partition": [as_json(part) for part in record.partition],
+        "partition": [to_json(part) for part in record.partition],
         "costs": dict(costs_of(result)),
         **accepted_costs(costs_of(result), plan.build_id, program.recorded),
     }

@@ -32,7 +32,7 @@ from ci.lanes.executorch.orders import (
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
-from ci.suite.accuracy import in_words, with_samples
+from ci.suite.accuracy import add_samples, describe_figures
 from ci.suite.options import StageOptions
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import Runner, ready_runner
@@ -326,7 +326,7 @@ def _line(program: ExecutorchProgram, result: Result) -> Line:
     record = ran_in(result)
     if record.rule:
         return failed(f"{record.rule}: {record.message}")
-    return Line("ran", with_samples(in_words(record.figures), record.each_db))
+    return Line("ran", add_samples(describe_figures(record.figures), record.each_db))
 
 
 def folder_of(compiled: Mapping[str, Result], program: ExecutorchProgram) -> Path:

@@ -46,14 +46,14 @@ from ci.lanes.executorch.quantization import Patterns, prepared_model, quantize,
 from ci.lanes.executorch.quantization import scored as scores_of
 from ci.lanes.executorch.replay import replay
 from ci.models.factory import is_quantized
-from ci.models.inputs import Array, as_files
+from ci.models.inputs import Array, order_files
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
 from ci.operators.partition import restore_builtins
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import Runner, call_runner
 from ci.work.child import Answer, doing, reporting
-from ci.work.plain import as_json, read, reader
+from ci.work.plain import read, reader, to_json
 from provisioning.base.files import empty_folder
 from provisioning.known_faults import Product
 
@@ -118,7 +118,7 @@ def diverge(chip_model: ChipModel, request: DivergenceRequest) -> DivergenceResu
         graph, chip_model.run.precision, chip_model.soc, request.versions, request.program_db
     )
     rest = replace(request, seconds=request.seconds - (time.monotonic() - start))
-    return Divergence(graph, chip, rest, partial(keep_partial, request.into, as_json), suspects).search()
+    return Divergence(graph, chip, rest, partial(keep_partial, request.into, to_json), suspects).search()
 
 
 def suspects_of(
@@ -159,7 +159,7 @@ def rewrite(chip_model: ChipModel, request: RewriteRequest) -> ModelRewrite:
     if repaired.rewritten:
         (into / SAMPLES).mkdir(parents=True)
         torch.export.save(repaired.exported(), into / REWRITTEN)
-        for number, sample in enumerate(as_files(compared, calibrating)):
+        for number, sample in enumerate(order_files(compared, calibrating)):
             torch.save(sample, into / SAMPLES / f"{number:04}.pt")
     return ModelRewrite(tuple(repaired.changes), len(compared))
 
@@ -184,7 +184,7 @@ _order_of = reader(ProgramOrder)
 _asks_of = reader(dict[str, object])
 
 
-def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
+def _model_task(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
     """Return a function that works on a case's model. Relative paths in the user's code begin in its suite's
     folder."""
     request_of = reader(kind)
@@ -192,18 +192,18 @@ def _of_model(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) 
     def answer(request: Mapping[str, object]) -> dict[str, object]:
         order, asks = _order_of(request), _asks_of(request["asks"])
         os.chdir(order.working_folder)
-        return as_json(work(ChipModel.of(order), request_of({**asks, "into": request["into"]})))
+        return to_json(work(ChipModel.of(order), request_of({**asks, "into": request["into"]})))
 
     return reporting(answer, error_of)
 
 
-compiled = _of_model(CompileRequest, lower)
-quantized = _of_model(QuantizeRequest, quantize)
-scored = _of_model(ScoreRequest, scores_of)
-diverged = _of_model(DivergenceRequest, diverge)
-replayed = _of_model(ReplayRequest, replay)
-script = _of_model(ScriptRequest, script_of)
-rewritten = _of_model(RewriteRequest, rewrite)
+compiled = _model_task(CompileRequest, lower)
+quantized = _model_task(QuantizeRequest, quantize)
+scored = _model_task(ScoreRequest, scores_of)
+diverged = _model_task(DivergenceRequest, diverge)
+replayed = _model_task(ReplayRequest, replay)
+script = _model_task(ScriptRequest, script_of)
+rewritten = _model_task(RewriteRequest, rewrite)
 
 
 def _wrapped(order: Mapping[str, object]) -> dict[str, object]:

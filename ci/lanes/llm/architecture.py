@@ -389,7 +389,7 @@ ANOTHER = (
 
 def read_architecture(folder: Path) -> Architecture:
     """Read and check config.json. Raises UsageError if the folder has no checkpoint of these families."""
-    values = _with_old_keys(folder, _values(folder))
+    values = _add_old_keys(folder, _values(folder))
     kind = str(values.get("model_type"))
     if kind not in FAMILIES:
         names = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
@@ -454,7 +454,7 @@ def read_object(
     return config
 
 
-def _with_old_keys(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+def _add_old_keys(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Add the keys of transformers 4, rope_theta and rope_scaling, if the file has rope_parameters, which
     transformers 5 writes."""
     new = values.get("rope_parameters")

@@ -42,18 +42,18 @@ from ci.lanes.llm.stage import WORKER, changed_files, environment, home_of, sour
 from ci.lanes.llm.text import PREFIX, judged_text
 from ci.lanes.llm.tokenizer import (
     chat_text,
+    drop_beginning,
     encoded_by_transformers,
     has_template,
     load_tokenizer,
     tokenizer_decides,
     tokens_of,
-    without_beginning,
     words_after,
 )
 from ci.one_model.model import OneModel
 from ci.suite.findings import verdict
 from ci.suite.stage import ready_environment
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from ci.work.schedule import Asker, asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
@@ -85,7 +85,7 @@ def run_model(model: OneModel, prompt: str) -> int:
     folder = Path(order.into)
     tokenizer = load_tokenizer(folder)
     text = chat_text(folder, prompt, options.system) if options.chat else prompt
-    tokens = without_beginning(tokens_of(tokenizer, text), _beginning_of(order))
+    tokens = drop_beginning(tokens_of(tokenizer, text), _beginning_of(order))
     require_short(tokens, order.context, order.prefill)
     if order.through == GENIE:
         answer = generate(folder / CONFIG, tokens, options.tokens, timeout=model.work.timeout)
@@ -103,7 +103,7 @@ def _answer_of_program(model: OneModel, order: CompileOrder, tokens: Sequence[in
     compiled = replace(order, model=order.into)
     answer = AnswerOrder(compiled=compiled, prompt=list(tokens), most=model.own(LlmOptions).tokens)
     with ask_worker(EXECUTORCH, model.selection, logs, model.work.timeout) as ask:
-        return read(SpokenText, ask(do="answer", **as_json(answer)))
+        return read(SpokenText, ask(do="answer", **to_json(answer)))
 
 
 def _beginning_of(order: CompileOrder) -> int:
@@ -170,7 +170,7 @@ class Check:
     text: JudgedText
 
     @property
-    def by_genie(self) -> bool:
+    def asks_genie(self) -> bool:
         return self.order.through == GENIE and self.options.on == "both"
 
     def all(self, stage: StageRun) -> None:
@@ -179,7 +179,7 @@ class Check:
         def add(rule: str, messages: Iterable[str], fix: str, severity: Severity = Severity.ERROR) -> None:
             stage.findings += [Finding(rule, severity, name, message, fix) for message in messages]
 
-        if self.by_genie:
+        if self.asks_genie:
             add("llm-text", self._tokenizer_problems(), "report it with the checkpoint's tokenizer.json")
         source = source_of(order, store)
         names = sorted({*source, *self.record.source})
@@ -211,7 +211,7 @@ class Check:
         tokenizer, bos = load_tokenizer(folder), setting(folder / CONFIG, "context", "bos-token")
         if has_template(folder):
             texts.append(chat_text(folder, texts[0][:PREFIX], ""))
-            without_beginning(tokens_of(tokenizer, texts[-1]), bos)
+            drop_beginning(tokens_of(tokenizer, texts[-1]), bos)
         rows = encoded(folder / CONFIG, texts, timeout=self.options.timeout)
         for name, text, tokens in zip(("text", "chat"), texts, rows, strict=False):
             yield from tokenizer_differences(Path(self.order.model), name, text, tokens, bos)
@@ -231,7 +231,7 @@ def tokenizer_differences(
     tokenizer gives by default. In a chat, the template writes the first token."""
     reading, special = list(tokens), False
     if tokenizer_decides(checkpoint):
-        reading = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
+        reading = [*([] if bos == NONE else [bos]), *drop_beginning(tokens, bos)]
         special = name == "text"
     reference, _ = encoded_by_transformers(checkpoint, text, special)
     if reading != reference:

@@ -99,7 +99,7 @@ class LayerPart:
         # Quantizing needs the memory.
         del decoder, calibration
         quantize(plain, ranges, first, graph, self.encodings, four_bits=self.order.precision == FOUR_BITS)
-        shutil.copy(graph, out / on_cpu_name(name, self.number))
+        shutil.copy(graph, out / cpu_graph_name(name, self.number))
         return graph, ranges
 
 
@@ -144,7 +144,7 @@ def compile_context(graph: Path, number: int, soc: Soc, binary: Path, *, fp16: b
             "ep.context_embed_mode": "0",
             "ep.context_file_path": str(wrapper),
         }
-        _on_htp(graph, soc, entries, fp16=fp16)
+        _htp_session(graph, soc, entries, fp16=fp16)
         [compiled] = Path(folder).glob("*.bin")
         onnx.save(_rename_graph(compiled, wrapper, number, binary.name), str(binary.with_suffix(".onnx")))
         shutil.move(compiled, binary)
@@ -152,10 +152,10 @@ def compile_context(graph: Path, number: int, soc: Soc, binary: Path, *, fp16: b
 
 def load_context(wrapper: Path, soc: Soc) -> Any:
     """Return a session on the emulator with the context binary that `wrapper` names."""
-    return _on_htp(wrapper, soc, {}, fp16=False)
+    return _htp_session(wrapper, soc, {}, fp16=False)
 
 
-def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) -> Any:
+def _htp_session(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) -> Any:
     provider = {**htp_options(soc), "enable_htp_fp16_precision": "1" if fp16 else "0"}
     device()
     # Registering raised the log level of all sessions.
@@ -204,13 +204,14 @@ def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequenc
 
 def cpu_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
     """Return a function that runs the quantized graphs on the CPU."""
-    graphs = [session_on_cpu(Path(order.into, on_cpu_name(kind, part))) for part in parts]
+    graphs = [session_on_cpu(Path(order.into, cpu_graph_name(kind, part))) for part in parts]
     return _step(graphs, _encodings(order, kind, parts))
 
 
 def _encodings(order: CompileOrder, kind: str, parts: Sequence[int]) -> list[Mapping[str, Encoding]]:
     return [
-        edge_encodings(Path(order.into, on_cpu_name(kind, part))) if order.quantized else {} for part in parts
+        edge_encodings(Path(order.into, cpu_graph_name(kind, part))) if order.quantized else {}
+        for part in parts
     ]
 
 
@@ -237,6 +238,6 @@ def _step(sessions: Sequence[Any], encodings: Sequence[Mapping[str, Encoding]]) 
     return step
 
 
-def on_cpu_name(kind: str, part: int) -> str:
+def cpu_graph_name(kind: str, part: int) -> str:
     """Name the file of the quantized graph, which `check` runs on the CPU."""
     return f"{kind}_{part}_cpu.onnx"

@@ -211,13 +211,13 @@ def load_decoder(
     stored = dict(tensors_of(folder, {name: shapes[name] for name, _ in places.values()}))
     state = {name: stored[source][rows] for name, (source, rows) in places.items()}
     if shape.family.gemma:
-        state = {name: _of_gemma(name, tensor, shape) for name, tensor in state.items()}
+        state = {name: _adapt_gemma_weight(name, tensor, shape) for name, tensor in state.items()}
     decoder.load_state_dict(state, assign=True)
     decoder.eval()
     return decoder
 
 
-def _of_gemma(name: str, weight: Tensor, shape: Architecture) -> Tensor:
+def _adapt_gemma_weight(name: str, weight: Tensor, shape: Architecture) -> Tensor:
     if name.endswith("norm.weight"):
         return 1 + weight
     return weight * shape.hidden_size**0.5 if name == "embed_tokens.weight" else weight

@@ -319,7 +319,7 @@ def compile_checkpoint(order: CompileOrder) -> Written:
         modules = quantized(layouts, calls, order.precision, order.soc)
         edges = edge_encodings(modules[DECODE_METHOD])
         for name, module in modules.items():
-            torch.export.save(torch.export.export(module, inputs[name]), on_cpu_file(out, name))
+            torch.export.save(torch.export.export(module, inputs[name]), cpu_module_file(out, name))
     else:
         require_halves(decoder)
     constants = metadata(shape, order.context, order.prefill, edges)
@@ -330,14 +330,14 @@ def compile_checkpoint(order: CompileOrder) -> Written:
     return Written(1, (out / PROGRAM).stat().st_size)
 
 
-def on_cpu_file(out: Path, method: str) -> Path:
+def cpu_module_file(out: Path, method: str) -> Path:
     """Name the file of the quantized method, which `check` runs on the CPU."""
     return out / f"{method}_cpu.pt2"
 
 
 def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
     """Return a function that runs the method on HTP; a method has all layers."""
-    encodings = edge_encodings(_on_cpu(order, kind)) if order.quantized else {}
+    encodings = edge_encodings(_load_cpu_module(order, kind)) if order.quantized else {}
     return step_of(
         _layout(order, shape, kind), method_of(Path(order.into, PROGRAM), METHODS[kind]), encodings
     )
@@ -345,12 +345,12 @@ def htp_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequenc
 
 def cpu_step(order: CompileOrder, shape: Architecture, kind: str, parts: Sequence[int]) -> Step:
     """Return a function that runs the quantized method on the CPU."""
-    module = _on_cpu(order, kind)
+    module = _load_cpu_module(order, kind)
     return step_of(_layout(order, shape, kind), lambda inputs: list(module(*inputs)), {})
 
 
-def _on_cpu(order: CompileOrder, kind: str) -> Any:
-    return torch.export.load(on_cpu_file(Path(order.into), METHODS[kind])).module()
+def _load_cpu_module(order: CompileOrder, kind: str) -> Any:
+    return torch.export.load(cpu_module_file(Path(order.into), METHODS[kind])).module()
 
 
 def _layout(order: CompileOrder, shape: Architecture, kind: str) -> RunnerLayout:

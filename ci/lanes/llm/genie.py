@@ -22,7 +22,7 @@ from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_object
 from ci.lanes.llm.orders import GENIE_SAMPLER, ForcedText, GenieOrder, GenieReply, SpokenText
 from ci.models.inputs import Array
 from ci.work.outcome import how_it_ended
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.base.units import size
@@ -226,7 +226,7 @@ def _reply(order: GenieOrder, timeout: float) -> GenieReply:
     try:
         process = subprocess.run(
             [sys.executable, "-m", "ci.lanes.llm.genie"],
-            input=json.dumps(as_json(order)),
+            input=json.dumps(to_json(order)),
             capture_output=True,
             cwd=ROOT,
             encoding="utf-8",
@@ -363,7 +363,7 @@ def main() -> None:
     # Where the paths of the configuration lead.
     os.chdir(order.folder)
     genie = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
-    print(f"\n{json.dumps(as_json(reply_to(genie, order)))}", flush=True)
+    print(f"\n{json.dumps(to_json(reply_to(genie, order)))}", flush=True)
     os._exit(0)
 
 

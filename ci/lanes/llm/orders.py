@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.suite.programs import Fields
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from ci.work.request import Folder, irrelevant
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering import plural
@@ -209,18 +209,18 @@ def measure_program(
     text, windows, parts = measure.text, Windows(), list[PartDistances]()
     of_kinds = [replace(measure, kind=kind) for kind in KINDS]
     sys.stderr.write("what rounding alone costs, by float\n")
-    rounded = read(Rounded, ask(do="rounding", **as_json(measure)))
+    rounded = read(Rounded, ask(do="rounding", **to_json(measure)))
     if logits:
         tokens = sum(len(row) - 1 for row in text.rows)
         sys.stderr.write(f"reading {tokens} tokens in {plural(len(text.rows), 'window')}\n")
         for of_kind in of_kinds:
-            windows |= read(Readings, ask(do="figures", **as_json(of_kind))).read
+            windows |= read(Readings, ask(do="figures", **to_json(of_kind))).read
     if logits and text.texts:
         sys.stderr.write(f"Genie reads {plural(len(text.texts), 'text')}\n")
-        windows |= read(Readings, ask(do="genie", **as_json(measure))).read
+        windows |= read(Readings, ask(do="genie", **to_json(measure))).read
     sys.stderr.write(f"each of {plural(measure.compiled.parts, 'part')} by itself\n")
     for of_kind in of_kinds:
-        parts += read(Parts, ask(do="parts", **as_json(of_kind))).parts
+        parts += read(Parts, ask(do="parts", **to_json(of_kind))).parts
     return MeasuredProgram(size, windows, rounded, parts)
 
 
@@ -289,8 +289,8 @@ class Record:
     files: dict[str, str]
     """Maps the files that were written to their digests."""
 
-    def as_text(self) -> str:
-        return json.dumps(as_json(self)) + "\n"
+    def to_json(self) -> str:
+        return json.dumps(to_json(self)) + "\n"
 
 
 def record_in(folder: Path) -> Record | None:

@@ -255,7 +255,7 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
         f"{output}: {content}, {size(facts.size)}, {costs}; see its README.md",
         f"try it: {session('run', output, 'The answer is', *profile)}",
     ]
-    return Product({**files, "README.md": readme_of(order), RECORD: record.as_text()}, words, stale=stale)
+    return Product({**files, "README.md": readme_of(order), RECORD: record.to_json()}, words, stale=stale)
 
 
 def readme_of(order: CompileOrder) -> str:

@@ -12,12 +12,12 @@ from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.genie import NONE
 from ci.lanes.llm.orders import GENIE, CompileOrder, ForcedText, JudgedText
 from ci.lanes.llm.tokenizer import (
+    drop_beginning,
     has_template,
     load_tokenizer,
     read_text,
     rendered,
     tokens_of,
-    without_beginning,
 )
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
@@ -54,7 +54,7 @@ def chat_row(folder: Path, tokenizer: Any, shape: Architecture, tokens: Sequence
             for role, turn in zip(roles, turns, strict=False)
         ]
         chat = tokens_of(tokenizer, rendered(folder, messages, answered=True))
-        row = [*shape.beginning, *without_beginning(chat, NONE if shape.bos is None else shape.bos)]
+        row = [*shape.beginning, *drop_beginning(chat, NONE if shape.bos is None else shape.bos)]
     else:
         row = [token for turn in turns for token in (*shape.beginning, *turn, shape.eos[0])]
     return [*row, *plain][: len(tokens)]

@@ -18,7 +18,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 
 
-def in_a_line(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
@@ -33,7 +33,7 @@ def tokenizer_decides(folder: Path) -> bool:
 
 
 @contextmanager
-def _without_models() -> Iterator[None]:
+def _hiding_torch() -> Iterator[None]:
     """Let a process that has no torch import transformers without it: with torch it takes five times as long.
     Workers, which need its models, have imported torch before."""
     values = {} if "torch" in sys.modules else {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
@@ -65,7 +65,7 @@ def _word(token: Any) -> str:
 
 def transformers_tokenizer(folder: Path) -> Any:
     try:
-        with _without_models():
+        with _hiding_torch():
             importlib.import_module("transformers")
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -83,7 +83,7 @@ def transformers_tokenizer(folder: Path) -> Any:
     # Files of the user's: anything can come out of them.
     except Exception as error:
         raise CheckFailed(
-            f"{folder}: transformers cannot read its tokenizer: {in_a_line(error)}",
+            f"{folder}: transformers cannot read its tokenizer: {shorten_error(error)}",
             fix="take the tokenizer's files from the checkpoint, or write them:"
             " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
         ) from None
@@ -106,7 +106,7 @@ def load_tokenizer(folder: Path) -> Any:
     # The library raises nothing narrower.
     except Exception as error:
         raise CheckFailed(
-            f"{path} cannot be read: {in_a_line(error)}", fix="take it from the checkpoint"
+            f"{path} cannot be read: {shorten_error(error)}", fix="take it from the checkpoint"
         ) from None
 
 
@@ -157,7 +157,7 @@ def rendered(folder: Path, messages: Sequence[Mapping[str, str]], *, answered: b
     # Templates are programs: any error can come out of them.
     except Exception as error:
         raise UsageError(
-            f"{folder}: its chat template gives no text: {in_a_line(error)}",
+            f"{folder}: its chat template gives no text: {shorten_error(error)}",
             fix="correct the template, or leave out what it refuses",
         ) from error
     return text
@@ -170,7 +170,7 @@ def has_template(folder: Path) -> bool:
     return settings.is_file() and ((folder / TEMPLATE).is_file() or '"chat_template"' in read_text(settings))
 
 
-def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
+def drop_beginning(tokens: Sequence[int], bos: int) -> list[int]:
     """Remove the token that begins a text: templates write it, and Genie puts it first itself. Some templates
     begin each message with the same token."""
     rest = list(tokens[1:] if tokens[:1] == [bos] else tokens)

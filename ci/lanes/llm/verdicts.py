@@ -16,7 +16,7 @@ from ci.suite.findings import errors_of
 from ci.work.outcome import Result
 from ci.work.plain import read
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.units import in_decibels
+from provisioning.base.units import format_decibels
 
 STANDARD_ERRORS = 3
 BOOTSTRAPS = 200
@@ -99,7 +99,7 @@ def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
     }
 
 
-def in_words(figures: Figures, limits: Mapping[str, float] | None = None) -> str:
+def describe_figures(figures: Figures, limits: Mapping[str, float] | None = None) -> str:
     bounds = limits or {}
     return ", ".join(
         f"{WORDS[name]} {figure.value:.4g} ± {figure.error:.2g}"
@@ -182,7 +182,7 @@ class Bounds:
     def halves(self) -> bool:
         return self.precision == "fp16"
 
-    def of_reader(self, reader: str) -> dict[str, float]:
+    def reader_limits(self, reader: str) -> dict[str, float]:
         narrow = dict(LIMITS[self.precision])
         for name, explained in self._explained(reader).items():
             # Of words that float finds nearly equal rounding alone swaps many.
@@ -191,7 +191,7 @@ class Bounds:
 
     def missed(self, reader: str, figures: Figures) -> list[str]:
         """Return the reader's figures that are beyond their limits, as text."""
-        return misses(figures, self.of_reader(reader), single=reader == SINGLE)
+        return misses(figures, self.reader_limits(reader), single=reader == SINGLE)
 
     def _explained(self, reader: str) -> dict[str, float]:
         """Return the limits that rounding alone explains."""
@@ -208,7 +208,7 @@ class Bounds:
             )
         return explained
 
-    def of_part(self, number: int) -> Decibels:
+    def least_of_part(self, number: int) -> Decibels:
         """Return the least SQNR that the part's outputs must have."""
         loss, enough = (HALVES_DB, HALVES_ENOUGH_DB) if self.halves else (LOSS_DB, math.inf)
         return {output: min(db - loss, enough) for output, db in self.parts[number].items()}
@@ -249,19 +249,19 @@ class PartRow:
     cause: str
     """Names what makes the part wrong; empty if it is right."""
 
-    def as_text(self) -> str:
-        on_cpu = "" if self.cpu_db is None else f", {in_decibels(self.cpu_db)} on the CPU"
+    def describe(self) -> str:
+        on_cpu = "" if self.cpu_db is None else f", {format_decibels(self.cpu_db)} on the CPU"
         return (
-            f"{self.name}: SQNR of {self.output} against float: {in_decibels(self.db)}"
-            f" (at least {in_decibels(self.least_db)}){on_cpu}"
+            f"{self.name}: SQNR of {self.output} against float: {format_decibels(self.db)}"
+            f" (at least {format_decibels(self.least_db)}){on_cpu}"
         )
 
-    def as_metric(self) -> dict[str, Metric]:
+    def metric_values(self) -> dict[str, Metric]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def part_row(part: PartDistances, bounds: Bounds) -> PartRow:
-    of_rounding, cpu = bounds.of_part(part.number), part.cpu
+    of_rounding, cpu = bounds.least_of_part(part.number), part.cpu
     least = {name: max(db, cpu[name] - CHIP_DB) if cpu else db for name, db in of_rounding.items()}
     spare = {name: db - least[name] for name, db in part.htp.items()}
     output = min(spare, key=lambda name: spare[name])
@@ -316,7 +316,7 @@ def culprit(rows: Sequence[PartRow]) -> str:
     if not (wrong := wrong_part(rows)):
         return ""
     return (
-        f"it goes wrong in {wrong.name}: {wrong.output} has an SQNR of {in_decibels(wrong.db)}, expected"
+        f"it goes wrong in {wrong.name}: {wrong.output} has an SQNR of {format_decibels(wrong.db)}, expected"
         f" {wrong.least_db:.1f}"
     )
 
@@ -351,13 +351,13 @@ class Judgement:
         for."""
         for name, figures in self.bounds.rounding.items():
             if name == WINDOWS:
-                yield f"rounding alone: {in_words(figures)}"
+                yield f"rounding alone: {describe_figures(figures)}"
             elif name in self.figures:
-                yield f"rounding alone, {READER_NAMES[name]}: {in_words(figures)}"
+                yield f"rounding alone, {READER_NAMES[name]}: {describe_figures(figures)}"
         for name, figures in self.figures.items():
-            yield f"{READER_NAMES[name]}: {in_words(figures, self.bounds.of_reader(name))}"
+            yield f"{READER_NAMES[name]}: {describe_figures(figures, self.bounds.reader_limits(name))}"
         if parts or culprit(self.rows):
-            yield from (row.as_text() for row in self.rows)
+            yield from (row.describe() for row in self.rows)
 
     @property
     def row(self) -> dict[str, Metric]:
@@ -366,7 +366,7 @@ class Judgement:
             "bytes": self.program.size,
             "figures": _figures_row(self.figures),
             "rounding": _figures_row(self.bounds.rounding),
-            "parts": [row.as_metric() for row in self.rows],
+            "parts": [row.metric_values() for row in self.rows],
         }
 
 

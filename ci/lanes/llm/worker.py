@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import get_type_hints
 
 from ci.work.child import UNFORESEEN, reporting
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
@@ -57,7 +57,7 @@ def _prepare(libraries: Iterable[str], orders: Iterable[str]) -> None:
 def facts_of(order: Mapping[str, object]) -> dict[str, object]:
     module, name = ORDERS[str(order["do"])]
     function = getattr(importlib.import_module(module), name)
-    return as_json(function(read(get_type_hints(function)["order"], order)))
+    return to_json(function(read(get_type_hints(function)["order"], order)))
 
 
 def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]:

@@ -36,7 +36,7 @@ from ci.lanes.onnx.product import (
 from ci.lanes.onnx.stage import OnnxPlan, chosen_programs, plan_of
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.one_model.model import OneModel
-from ci.suite.accuracy import in_words
+from ci.suite.accuracy import describe_figures
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step
@@ -150,5 +150,7 @@ def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
     refuse_floats(program.run.quantizes, program.run.kind)
     plan = plan_of_model(model, program)
     reply = answered(command_step(plan, "onnx-losses", "losses"), Losses)
-    words = f"{program.name}: {in_words(reply.quantized_model.near.figures)} against float {reply.used}"
+    words = (
+        f"{program.name}: {describe_figures(reply.quantized_model.near.figures)} against float {reply.used}"
+    )
     return f"{words}, both by ONNX Runtime on the CPU", reply.answer.losses

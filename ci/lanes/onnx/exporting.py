@@ -23,15 +23,15 @@ from ci.one_model.output import (
 from ci.one_model.packages import needs_of_model
 from ci.suite.stage import advice, packages_of_project
 from ci.work.outcome import Refused
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from ci.work.schedule import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.progress import at_work
+from provisioning.base.progress import show_working
 
 
-def as_onnx(model: OneModel, folder: Path) -> OneModel:
+def export_to_onnx(model: OneModel, folder: Path) -> OneModel:
     """Return the same model as an .onnx; a PyTorch model is written to `folder`, with its samples beside
     it."""
     options, user_model = model.own(OnnxOptions), model.file
@@ -94,6 +94,6 @@ def _exported(model: OneModel, request: ExportToFile, own: OwnPackages) -> Expor
     home = home_of(logs, exports=True, own=own)
     with (
         asking(home, f"{WORKER}:exported_file", logs / "export.log", model.work.timeout) as ask,
-        at_work(f"exporting {model.typed}"),
+        show_working(f"exporting {model.typed}"),
     ):
-        return read(ExportedFile, ask(**as_json(request)))
+        return read(ExportedFile, ask(**to_json(request)))

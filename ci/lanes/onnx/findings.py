@@ -9,7 +9,7 @@ from ci.explain.losses import beyond_in_words
 from ci.lanes.onnx.orders import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, accepted_costs, growth
-from ci.suite.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
+from ci.suite.accuracy import against_nearest, computed_otherwise, describe_figures, missed, rounded
 from ci.suite.findings import (
     PROVISIONAL,
     Causes,
@@ -28,10 +28,10 @@ from ci.suite.findings import (
 from ci.suite.programs import HELD_QUANTIZED
 from ci.work.child import UNFORESEEN
 from ci.work.outcome import Result, first_line, words_of
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.units import in_decibels
+from provisioning.base.units import format_decibels
 
 ROUNDED = 1e-6
 """A share may differ this much from the one that the baseline has rounded."""
@@ -99,7 +99,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         yield from constant_outputs(program, near, context.near.slices, again)
     yield from factory_notes(program, facts.prepared.notes, again)
     if program.case.recorded and computed_otherwise(near):
-        message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
+        message = f"its outputs are wrong: {describe_figures(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, again.plus("--no-cache", "--keep"))
     inputs, causes = facts.used, causes_of(context.near, context.choices)
     divergence = _command(program, "divergence")
@@ -184,7 +184,7 @@ def _lower_figures(agreed: Mapping[str, float], now: Mapping[str, float], margin
 
 
 def _value_in_words(name: str, value: float) -> str:
-    return in_decibels(value) if name.endswith("_db") else f"{value:g}"
+    return format_decibels(value) if name.endswith("_db") else f"{value:g}"
 
 
 def outcome_of(program: OnnxProgram, result: Result) -> dict[str, object]:
@@ -218,7 +218,7 @@ def costs_of(result: Result) -> dict[str, float]:
     """Return the costs of the measured context, by the names of the baseline."""
     facts = facts_in(result)
     context = facts.context
-    traffic = as_json(context.ddr) if context.ddr else {}
+    traffic = to_json(context.ddr) if context.ddr else {}
     costs = {f"ddr_{name}": value for name, value in traffic.items()}
     costs |= {"context_bytes": context.bytes, "cpu_seconds": context.cpu_seconds}
     return {name: costs[name] for name in COSTS if name in costs}

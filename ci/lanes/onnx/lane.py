@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ci.explain.lane import ModelLane, Searches
 from ci.lanes.onnx import HEAD, explain, product
-from ci.lanes.onnx.exporting import as_onnx
+from ci.lanes.onnx.exporting import export_to_onnx
 from ci.lanes.onnx.stage import (
     COMPILED,
     STAGE,
@@ -41,7 +41,7 @@ LANE = ModelLane(
     product=product.product_of,
     run_program=product.run_program,
     quantized=product.quantized,
-    own_form_of=as_onnx,
+    own_form_of=export_to_onnx,
     forecasted=product.forecasted,
     searches=Searches(
         chosen_program=explain.chosen_program,

@@ -25,7 +25,7 @@ from ci.models.inputs import GraphSignature, Tensor, is_fixed
 from ci.models.user_model import fix_of_content
 from ci.one_model.forecast import ModelSize
 from ci.suite.precision import precision_named
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from provisioning.base.commands import add_flags, join_fixes
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
@@ -404,7 +404,7 @@ class ContextRecord:
     """This is the path of the model, relative to the record's folder."""
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(as_json(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(to_json(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> ContextRecord:

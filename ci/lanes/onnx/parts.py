@@ -70,10 +70,10 @@ from ci.models.inputs import (
     Array,
     InputsUsed,
     Sample,
-    as_files,
     drawn,
     drawn_compared,
     most_calibrating,
+    order_files,
     save,
 )
 from ci.models.user_model import modules_in
@@ -94,10 +94,10 @@ from ci.suite.accuracy import (
     tie_noise,
 )
 from ci.suite.findings import BEYOND_FIX, below_usual
-from ci.suite.onnx_runtime import folded, installed_build, on_cpu
+from ci.suite.onnx_runtime import folded, installed_build, run_on_cpu
 from ci.suite.precision import Precision, precision_named
 from ci.suite.suite_file import Thresholds
-from ci.work.plain import as_json
+from ci.work.plain import to_json
 from ci.work.request import Nothing
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
@@ -288,7 +288,7 @@ def prepare(order: OnnxOrder, preparing: Preparing) -> PreparedModel:
         used = replace(used, compared=count)
     save(into / SAMPLES, samples)
     save(into / CALIBRATION, calibration)
-    save(into / EXPECTED, on_cpu(model, samples))
+    save(into / EXPECTED, run_on_cpu(model, samples))
     return PreparedModel(
         model=str(model),
         used=used,
@@ -341,10 +341,10 @@ def _chosen(model: Path, subject: Any, inferences: int | None, calibration: int 
     choice = subject.choose(inferences, calibration)
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
-    def by_name(samples: list[tuple[Any, ...]]) -> list[Sample]:
+    def name_inputs(samples: list[tuple[Any, ...]]) -> list[Sample]:
         return [dict(zip(names, (tensor.numpy() for tensor in sample), strict=True)) for sample in samples]
 
-    return Divided(by_name(choice.compared), by_name(choice.calibrating), choice.used)
+    return Divided(name_inputs(choice.compared), name_inputs(choice.calibrating), choice.used)
 
 
 def export_file(request: ExportToFile) -> ExportedFile:
@@ -366,7 +366,7 @@ def export_file(request: ExportToFile) -> ExportedFile:
     folder = into / request.folder
     folder.mkdir()
     is_single = chosen.used.given == 1
-    samples = chosen.compared if is_single else as_files(chosen.compared, chosen.calibrating)
+    samples = chosen.compared if is_single else order_files(chosen.compared, chosen.calibrating)
     for number, sample in enumerate(samples):
         np.savez(folder / f"{number:03}.npz", **sample)  # type: ignore[arg-type]
     compared = None if chosen.used.given else chosen.used.compared
@@ -410,7 +410,7 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
         name=name or QUANTIZED,
         alone=order.case.recorded,
     )
-    outputs = on_cpu(quantized, files.samples())
+    outputs = run_on_cpu(quantized, files.samples())
     save(into / REFERENCE, outputs)
     compared = Comparison(files.float_outputs() if name else [], [], non_finite=False)
     return QuantizedModel(
@@ -464,7 +464,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
         build_id=build,
         packages=provider.packages(),
         source=source_digest(located(case.model, order.search_path) if case.model else files.source),
-        settings=as_json(settings),
+        settings=to_json(settings),
     )
     record.write(record_path(path))
     compared = comparison_of(files, samples, exact, reference, non_finite=case.non_finite)

@@ -47,11 +47,11 @@ from ci.lanes.onnx.stage import (
     COMPILED,
     WORKER,
     OnnxPlan,
+    add_metrics,
     home_of,
     onnx_step,
     plan_of,
     require_installed,
-    with_metrics,
 )
 from ci.lanes.onnx.suite import SUITES, OnnxCase, OnnxProgram, OnnxRun
 from ci.models.inputs import GraphSignature, Sample, drawn, read_inputs, save, saved
@@ -61,7 +61,7 @@ from ci.one_model.named_files import require_program
 from ci.one_model.output import Ran
 from ci.one_model.packages import needs_of_model
 from ci.one_model.product import Outcome, Product, require_fp16
-from ci.suite.accuracy import against_in_words, in_words
+from ci.suite.accuracy import against_in_words, describe_figures
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.programs import NO_SUITE
@@ -69,14 +69,14 @@ from ci.suite.stage import Results, run_cached_step
 from ci.suite.suite_file import precision_file_of
 from ci.work.cached_steps import Step, require_done
 from ci.work.outcome import Result
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from ci.work.request import NOTHING, Nothing
 from ci.work.schedule import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
-from provisioning.base.progress import at_work
+from provisioning.base.progress import show_working
 from provisioning.base.rendering import plural
 from provisioning.manifest import soc_named
 
@@ -278,7 +278,7 @@ def compiled_model_results(plan: OnnxPlan, results: Results) -> Mapping[str, Res
     assert plan.model is not None
     compiled = run_cached_step(compiling_one(plan, plan.model), plan.programs)
     with_metric = [program for program in plan.programs if program.case.metric]
-    return with_metrics(plan, with_metric, compiled)
+    return add_metrics(plan, with_metric, compiled)
 
 
 def product_of(
@@ -313,7 +313,7 @@ def product_of(
             "accuracy": near.figures,
             "delegates": 1,
             "on_cpu": [],
-            "ddr": as_json(ddr) if ddr else None,
+            "ddr": to_json(ddr) if ddr else None,
         },
         chips=program.soc,
     )
@@ -358,7 +358,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
         "accuracy": near.figures,
         "slices": near.slices,
     }
-    words = f"{program.run.name}: {in_words(near.figures)} against float {facts.used}"
+    words = f"{program.run.name}: {describe_figures(near.figures)} against float {facts.used}"
     words += ", both by ONNX Runtime on the CPU"
     outputs = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
     where, evidence = model.command("quantize", program.soc, "--where"), Evidence(kind, facts.used)
@@ -417,11 +417,11 @@ def _run(
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
         asking(home_of(logs), f"{WORKER}:run_model", logs / "run.log", model.work.timeout) as ask,
-        at_work(f"running {model.typed}"),
+        show_working(f"running {model.typed}"),
     ):
         inputs, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))
         save(inputs, [arrays])
         places = (str(path.absolute()), str(inputs), str(outputs), str(Parser.user_folder()))
         request = OnnxRunRequest(*places, soc, settings, model.own(OnnxOptions).as_it_is)
-        reply = read(RunReply, ask(**as_json(request)))
+        reply = read(RunReply, ask(**to_json(request)))
         return arrays, saved(outputs)[0], reply.build_id

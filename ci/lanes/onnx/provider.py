@@ -89,7 +89,7 @@ def quantized(
     operator that only passes values on, such as MaxPool, in float if its input is. With `alone`, that
     operator is quantized all the same."""
     # Imported late: nothing else here needs it.
-    with _without_torch():
+    with _hiding_torch():
         from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
         from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
@@ -141,7 +141,7 @@ def quantized(
 
 
 @contextlib.contextmanager
-def _without_torch() -> Iterator[None]:
+def _hiding_torch() -> Iterator[None]:
     """Hide torch from ONNX Runtime's tools: they import it for an exporter of theirs, which takes a second
     for each model."""
     if "torch" in sys.modules:
@@ -256,7 +256,7 @@ def reloaded(
     return [run(session, sample) for sample in samples]
 
 
-def on_htp(
+def outputs_on_htp(
     model: OnnxModel, precision: Precision, soc: Soc, settings: Settings, samples: Sequence[Sample]
 ) -> list[Sample]:
     """Compile the model for HTP and return its outputs, without keeping the context; the CPU runs what HTP

@@ -127,13 +127,13 @@ def _from_function(name: str, values: Iterable[object], signature: GraphSignatur
     samples: list[Sample] = []
     for number, value in enumerate(values, 1):
         where = f"{name}, sample {number}"
-        samples.append(checked(_by_name(value, names, where), signature, where))
+        samples.append(checked(_named_inputs(value, names, where), signature, where))
     if not samples:
         raise CheckFailed(f"{name} gives no sample", fix="give at least one")
     return samples
 
 
-def _by_name(value: object, names: Sequence[str], where: str) -> Sample:
+def _named_inputs(value: object, names: Sequence[str], where: str) -> Sample:
     import numpy as np
 
     if isinstance(value, Mapping):

@@ -113,10 +113,10 @@ def rewrite(order: OnnxOrder, files: ModelFiles, choice: WantedRewrites) -> Mode
     return ModelRewrite(tuple(repaired.changes))
 
 
-def on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) -> list[list[Array]]:
+def outputs_on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) -> list[list[Array]]:
     """Compile the graph for a target and return its outputs."""
     names = [value.name for value in graph.model.graph.output]
-    rows = provider.on_htp(graph.source, *target, graph.feeds())
+    rows = provider.outputs_on_htp(graph.source, *target, graph.feeds())
     return [[row[name] for name in names] for row in rows]
 
 
@@ -132,7 +132,7 @@ def diverge(
     quantized = target[0].quantized or target[0].name == "qdq"
     reference = QUANTIZED_MODEL if quantized else FLOAT_MODEL
     graph = graph_of(files.model, files.samples(), places, reference)
-    return Divergence(graph, partial(on_emulator, target), rest, keep).search()
+    return Divergence(graph, partial(outputs_on_emulator, target), rest, keep).search()
 
 
 def script(order: OnnxOrder, files: ModelFiles, request: ScriptRequest) -> OperatorScript:

@@ -34,7 +34,7 @@ from ci.lanes.onnx.suite import SUITES, OnnxProgram, ProgramRequest, calibrating
 from ci.models.own_packages import OwnPackages
 from ci.one_model.model import OneModel
 from ci.suite.accepted import COSTS, load_tolerances
-from ci.suite.accuracy import MetricFigures, in_words, rounded, with_samples
+from ci.suite.accuracy import MetricFigures, add_samples, describe_figures, rounded
 from ci.suite.findings import known_faults, verdict
 from ci.suite.lane import Remarks
 from ci.suite.options import Choice, StageOptions
@@ -186,7 +186,7 @@ def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, r
     if result.failure:
         return line_of(result)
     context = facts_in(result).context
-    words = with_samples(in_words(context.near.figures), context.each_db)
+    words = add_samples(describe_figures(context.near.figures), context.each_db)
     return Line("passed", words) if passes(program, result) else failed(words)
 
 
@@ -217,7 +217,7 @@ def compiling_for_metric(plan: OnnxPlan) -> Step[OnnxProgram]:
     )
 
 
-def with_metrics(
+def add_metrics(
     plan: OnnxPlan, programs: Sequence[OnnxProgram], results: Mapping[str, Result]
 ) -> dict[str, Result]:
     """Return the results with the figures of each one's metric."""
@@ -234,10 +234,10 @@ def with_metrics(
         f"{WORKER}:metric_of",
         lambda program: {},
     )
-    return {**results, **{name: _with_figures(results[name], score) for name, score in scores.items()}}
+    return {**results, **{name: _add_figures(results[name], score) for name, score in scores.items()}}
 
 
-def _with_figures(result: Result, score: MetricFigures | Failure) -> Result:
+def _add_figures(result: Result, score: MetricFigures | Failure) -> Result:
     if isinstance(score, Failure):
         return replace(result, failure=score)
     facts = facts_in(result)
@@ -251,7 +251,7 @@ def compile_programs(plan: OnnxPlan) -> dict[str, Result]:
     without = [program for program in plan.programs if not program.case.metric]
     results = run_cached_step(compiling(plan), without)
     compiled = run_cached_step(compiling_for_metric(plan), with_metric)
-    results |= with_metrics(plan, with_metric, compiled)
+    results |= add_metrics(plan, with_metric, compiled)
     for program in with_metric:
         result, evidence = results[program.name], plan.logs / program.name
         if result.folder and (plan.work.keep or verdict([*findings_of(program, result)]) != "pass"):

@@ -62,10 +62,10 @@ from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_m
 from ci.work import child
 from ci.work.child import UNFORESEEN, reporting
 from ci.work.outcome import Refused
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from ci.work.request import Nothing
 from ci.work.results import Key, digest_of
-from ci.work.template import in_fork
+from ci.work.template import run_in_fork
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder, hash_file
@@ -123,7 +123,7 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
         "exit_code": error.exit_code,
         "message": error.message,
         "fix": error.fix,
-        "problems": [as_json(problem) for problem in problems],
+        "problems": [to_json(problem) for problem in problems],
         "unusable": error.__cause__.rule if isinstance(error.__cause__, Unusable) else "",
         "operators": [error.refused, error.taken] if isinstance(error, NotOnProvider) else [],
         "build_id": onnx_runtime.installed_build(),
@@ -135,7 +135,7 @@ def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **keywor
     """Do a part of a task. The working folder is the suite's for preparing, which runs the user's code, and
     otherwise the user's."""
     os.chdir(order.working_folder if work is parts.prepare else order.user_folder)
-    return as_json(work(order, *arguments, **keywords))
+    return to_json(work(order, *arguments, **keywords))
 
 
 class PartDied(Exception):
@@ -147,7 +147,7 @@ class PartDied(Exception):
         """The task replies this too, because it died with its part."""
 
 
-def in_part(
+def run_part(
     order: OnnxOrder,
     work: Callable[Concatenate[OnnxOrder, A], T],
     *arguments: A.args,
@@ -157,7 +157,7 @@ def in_part(
     PartDied."""
     request = {"do": work.__name__, **order.writes}
     part = reporting(lambda _: answer(order, work, *arguments, **keywords), error_of)
-    reply = in_fork(part, request)
+    reply = run_in_fork(part, request)
     if "error" in reply:
         raise Refused(reply["error"])
     if {"died", "trouble"} & reply.keys():
@@ -172,7 +172,7 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> chi
     def reply(request: Mapping[str, object]) -> dict[str, object]:
         try:
             order = OnnxOrder.of(read(OnnxRequest, request))
-            return as_json(work(order, read(kind, request["asks"])))
+            return to_json(work(order, read(kind, request["asks"])))
         except Refused as refused:
             return {"error": dict(refused.details)}
         except PartDied as died:
@@ -183,12 +183,12 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> chi
 
 def _export(order: OnnxOrder, preparing: Preparing) -> ExportedModel:
     folder, case = empty_folder(order.exports / "prepared"), order.case
-    prepared = in_part(replace(order, into=folder), parts.prepare, preparing)
+    prepared = run_part(replace(order, into=folder), parts.prepare, preparing)
     models.append((prepared, folder))
     model, samples = Path(prepared.model), (SAMPLES, CALIBRATION, EXPECTED)
     rows: Key = {
         "samples": {name: hash_file(folder / name) for name in samples},
-        "used": as_json(prepared.used),
+        "used": to_json(prepared.used),
         "notes": [list(note) for note in prepared.notes],
         "model": digest_without_metadata(model),
     }
@@ -218,7 +218,7 @@ def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedMo
         if not record.exists():
             own_order = replace(order, into=empty_folder(files.quantized))
             try:
-                document = as_json(in_part(own_order, parts.quantize, files, name))
+                document = to_json(run_part(own_order, parts.quantize, files, name))
             except Refused as refused:
                 document = {"error": dict(refused.details)}
             record.write_text(json.dumps(document), encoding="utf-8")
@@ -233,7 +233,7 @@ def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
     """Compile, run and compare a chip's context; the reply includes what a report tells of the model and
     samples."""
     files, model = quantized(order)
-    context = in_part(order, parts.compile_context, files, options)
+    context = run_part(order, parts.compile_context, files, options)
     return ProgramFacts(prepared=models[0][0], quantized=model, context=context)
 
 
@@ -244,8 +244,8 @@ def _answering(
 
     def answered(order: OnnxOrder, options: T) -> CommandAnswer:
         files, model = quantized(order, name)
-        result = in_part(order, work, files, options)
-        return CommandAnswer(prepared=models[0][0], quantized=model, answer=as_json(result))
+        result = run_part(order, work, files, options)
+        return CommandAnswer(prepared=models[0][0], quantized=model, answer=to_json(result))
 
     return _task(answered, kind)
 
@@ -254,10 +254,10 @@ def _searched(order: OnnxOrder, limits: DivergenceLimits) -> CommandAnswer:
     files, model = quantized(order)
 
     def answer_of(result: DivergenceResult) -> CommandAnswer:
-        return CommandAnswer(prepared=models[0][0], quantized=model, answer=as_json(result))
+        return CommandAnswer(prepared=models[0][0], quantized=model, answer=to_json(result))
 
-    keep = partial(keep_partial, order.into, lambda result: as_json(answer_of(result)))
-    return answer_of(in_part(order, searches.diverge, files, limits, keep))
+    keep = partial(keep_partial, order.into, lambda result: to_json(answer_of(result)))
+    return answer_of(run_part(order, searches.diverge, files, limits, keep))
 
 
 def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
@@ -268,8 +268,8 @@ def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
 
 
 def _rewritten(order: OnnxOrder, choice: WantedRewrites) -> CommandAnswer:
-    changes = in_part(order, searches.rewrite, _files(order), choice)
-    return CommandAnswer(prepared=models[0][0], answer=as_json(changes))
+    changes = run_part(order, searches.rewrite, _files(order), choice)
+    return CommandAnswer(prepared=models[0][0], answer=to_json(changes))
 
 
 def _run_model(request: Mapping[str, object]) -> dict[str, object]:
@@ -280,20 +280,20 @@ def _run_model(request: Mapping[str, object]) -> dict[str, object]:
     (arrays,) = saved(Path(order.inputs))
     inputs = [checked(arrays, signature_of(load_graph(path)), "--input")]
     if not order.soc:
-        outputs = onnx_runtime.on_cpu(path, inputs)
+        outputs = onnx_runtime.run_on_cpu(path, inputs)
     else:
         context, soc = read_context(path), soc_named(order.soc)
         if not order.as_it_is:
             require_fit(context, onnx_runtime.installed_build(), soc)
         outputs = provider.reloaded(path, soc, order.settings, inputs, cpu=True)
     save(Path(order.outputs), outputs)
-    return as_json(RunReply(onnx_runtime.installed_build()))
+    return to_json(RunReply(onnx_runtime.installed_build()))
 
 
 def _exported_file(request: Mapping[str, object]) -> dict[str, object]:
     order = read(ExportToFile, request)
     os.chdir(order.user_folder)
-    return as_json(parts.export_file(order))
+    return to_json(parts.export_file(order))
 
 
 def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
@@ -302,7 +302,7 @@ def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
     os.chdir(request.working_folder)
     folder = request.outputs
     compared = Comparison(arrays_in(folder / EXPECTED), arrays_in(folder / REFERENCE), non_finite=False)
-    return as_json(MetricFigures(compared.measured_by(request.function, arrays_in(folder / OUTPUTS))))
+    return to_json(MetricFigures(compared.measured_by(request.function, arrays_in(folder / OUTPUTS))))
 
 
 export = _task(_export, Preparing)

@@ -266,7 +266,7 @@ class Judge:
         elif explanation := self._explanation(verdict):
             message, fix = f"{reason}. {explanation}", explanation.fix
         else:
-            message = f"{_with_assertion(reason, verdict)} (nothing known matches its log)"
+            message = f"{_add_assertion(reason, verdict)} (nothing known matches its log)"
             fix = Fix("read {}, or {}", log, self.again(stage, verdict.test, "--keep"))
         stage.add(rule, Severity.ERROR, verdict.test, message, fix)
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
@@ -323,7 +323,7 @@ class Judge:
         return replace(self, accepted=load_tests(accepted.suite, accepted.profile, accepted.soc))
 
 
-def _with_assertion(reason: str, verdict: UpstreamVerdict) -> str:
+def _add_assertion(reason: str, verdict: UpstreamVerdict) -> str:
     """Add what was asserted, if the reason is only the end of a longer error."""
     errors = [
         line.strip() for _, error in verdict.problems[:1] for line in error.splitlines() if line.strip()

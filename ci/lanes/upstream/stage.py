@@ -27,7 +27,7 @@ from ci.suite.stage import machine_failed, use_executorch
 from ci.work.cached_steps import Step, WorkPlan, run_step
 from ci.work.jobs import Job, Line, default_slots
 from ci.work.outcome import Failure, Result
-from ci.work.plain import as_json, read
+from ci.work.plain import read, to_json
 from ci.work.request import key_of
 from ci.work.results import CachedResults, surroundings
 from ci.work.schedule import Home, asking, sharing_templates
@@ -94,7 +94,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step[Job]:
         if not failure.is_own_crash:
             return None
         message = failure.ending
-        return as_json(UpstreamVerdict(test.name, "crash", message, (("", message),), (Part("crash"),)))
+        return to_json(UpstreamVerdict(test.name, "crash", message, (("", message),), (Part("crash"),)))
 
     return Step(
         plan=plan,
@@ -369,7 +369,7 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
     for name, count in counts.items():
         before = stage.metrics.get(name, 0)
         stage.metrics[name] = count + before if isinstance(before, int | float) else count
-    stage.metrics |= {"workers": plan.slots, "soc": judge.accepted.soc, **plan.machinery.as_metrics()}
+    stage.metrics |= {"workers": plan.slots, "soc": judge.accepted.soc, **plan.machinery.metric_values()}
     stage.metrics["tests"] = str(plan.suite.place())
 
 

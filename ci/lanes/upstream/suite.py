@@ -168,7 +168,7 @@ class SuiteKeyContext:
         same = (f"executorch {release},", f"executorch {release}+")
         return bool(commit and origin) and not origin.startswith(same)
 
-    def as_metrics(self) -> dict[str, Metric]:
+    def metric_values(self) -> dict[str, Metric]:
         return {
             "versions": dict(self.versions),
             "sdk": {"build_id": self.build_id},

@@ -28,8 +28,8 @@ from ci.lanes.upstream.suite import (
     upstream_suites,
 )
 from ci.work.child import Meter
-from ci.work.outcome import InTrouble, of_text
-from ci.work.plain import as_json, read
+from ci.work.outcome import InTrouble, trouble_of_text
+from ci.work.plain import read, to_json
 
 SEED = 0
 
@@ -299,7 +299,7 @@ def collect(suite: UpstreamSuite, logs: str) -> None:
 
 
 def list_tests(_: Mapping[str, object]) -> dict[str, object]:
-    return as_json(TestNames(tuple(collected[0])))
+    return to_json(TestNames(tuple(collected[0])))
 
 
 def run_test(request: Mapping[str, object]) -> dict[str, object]:
@@ -312,9 +312,9 @@ def run_test(request: Mapping[str, object]) -> dict[str, object]:
     verdict = collected[0].run(order.test, order.into, is_logged=True)
     # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
     errors = [*(text for _, text in verdict.problems), *(part.error for part in verdict.parts)]
-    if trouble := of_text("\n".join(errors)):
+    if trouble := trouble_of_text("\n".join(errors)):
         raise InTrouble(trouble)
-    return as_json(verdict)
+    return to_json(verdict)
 
 
 def _seed() -> None:
