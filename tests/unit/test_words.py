@@ -1,4 +1,4 @@
-"""Docstrings of the product are sentences, and names of functions say what these do or give (CONTRIBUTING.md)."""
+"""Docstrings of the product are sentences; names of functions say what they do or give (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
