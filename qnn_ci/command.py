@@ -21,8 +21,9 @@ if str(ROOT) not in sys.path:
 
 from ci.__main__ import VERBS as CI  # noqa: E402
 from ci.lanes.registry import lanes_by_stage  # noqa: E402
-from ci.model_commands.typed_model import check_model, lane_of, through_of  # noqa: E402
+from ci.model_commands.typed_model import check_model, lane_of  # noqa: E402
 from ci.suite import options  # noqa: E402
+from ci.suite.lane_head import ONE_MODEL  # noqa: E402
 from ci.suite.precision import SCHEMES  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
@@ -41,18 +42,6 @@ MAP = {
     "environment": ("provision", "validate"),
 }
 """The verbs that `qnn-ci` alone prints; `qnn-ci help all` has the others."""
-
-ONE_MODEL = (
-    "compile",
-    "quantize",
-    "audit",
-    "forecast",
-    "divergence",
-    "repair",
-    "tune",
-    "run",
-)
-"""They take a model of any lane, and run in that lane's environment."""
 
 SHELLS = ("bash", "zsh", "fish")
 """The shells that `completion` knows."""
@@ -98,10 +87,7 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         in_image = bool(arguments) and arguments[0].startswith("--image")
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
     if verb in ONE_MODEL:
-        typed = command_line.arguments_of(CI[verb], arguments)
-        if not typed.model and (lane := getattr(typed, "lane", None)):
-            return "ci", lane
-        return "ci", lane_of(typed.model, folder, through_of(typed, verb)).environment
+        return "ci", lane_of(command_line.arguments_of(CI[verb], arguments), verb, folder).environment
     package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)
     return package, table[verb].environment
 

@@ -14,6 +14,7 @@ from ci.explain.lane import AnyModelLane
 from ci.explain.trials import LONGEST, Proofs, try_fixes
 from ci.one_model.model import OneModel
 from ci.one_model.product import History, NoGraph, Outcome, Product
+from ci.suite.lane_head import DIVERGENCE, REPAIR
 from ci.suite.programs import Program
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed, ToolkitError
@@ -55,7 +56,7 @@ def explain_products(
 
 
 def _searches(model: OneModel, history: History) -> bool:
-    return model.options.search and not history.searched and not model.lane.only_compiles
+    return model.options.search and not history.searched and DIVERGENCE in model.lane.verbs
 
 
 def _explain_death(
@@ -74,7 +75,7 @@ def _explain_death(
         outcome = Outcome(error.message, _filled(error.fix, model, program.soc))
         outcome, _ = explain_outcome(lane, model, program, outcome, (), search_ends)
         error.message, error.fix = outcome.error, outcome.fix
-    elif error.fix == NO_FIX and not model.lane.only_compiles:
+    elif error.fix == NO_FIX and REPAIR in model.lane.verbs:
         error.fix = Fix("{} tries fixes", model.command("compile", program.soc, "-o", "out"))
 
 

@@ -27,31 +27,40 @@ from provisioning.base.errors import ToolkitError, UsageError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searches(Generic[P]):
-    """The searches ask this of a lane."""
+class Searches(Protocol[P]):
+    """The searches ask this of a lane. Its module `explain` has these functions."""
 
-    chosen_program: Callable[[OneModel, Choice], P]
-    """It returns MODEL's program, or one of a suite."""
-    replayed: Callable[[OneModel, P, ReplayRequest], ReplayResult]
-    """It finds the first of the compiler's steps that changes what the model computes, or after which nothing
-    can compute it; none if the lane's compiler shows no steps."""
-    divergence_of: Callable[[OneModel, P, DivergenceLimits], DivergenceResult]
-    """It finds the operator at which the program differs."""
-    script_of: Callable[[OneModel, P, DivergentOperator, float], OperatorScript]
-    """It writes a script of that operator alone, whose output is wrong below so many decibels."""
-    scores_of: Callable[[OneModel, P, ScoreRequest], Scores]
-    """It measures the noise in the outputs if one group of operators alone is quantized."""
-    losses: Callable[[OneModel, Choice], tuple[str, Sequence[Loss]]]
-    """It says what quantizing the whole model loses, in words, and what each operator adds, the worst
-    first."""
-    rewritten: Callable[[OneModel, tuple[str, ...] | None], Rewritten]
-    """It returns the model with the rewrites that answer known faults, all or these, each proved on the
-    CPU."""
-    audited: Callable[[OneModel, Sequence[str]], AuditRows]
-    """It audits each of these precisions, or the usual ones."""
-    precision_named: Callable[[str], str]
-    """It names a precision as the lane's runs do."""
+    def chosen_program(self, model: OneModel, choice: Choice, /) -> P:
+        """Return MODEL's program, or one of a suite."""
+
+    def replayed(self, model: OneModel, program: P, request: ReplayRequest, /) -> ReplayResult:
+        """Find the first of the compiler's steps that changes what the model computes, or after which nothing
+        can compute it; none if the lane's compiler shows no steps."""
+
+    def divergence_of(self, model: OneModel, program: P, limits: DivergenceLimits, /) -> DivergenceResult:
+        """Find the operator at which the program differs."""
+
+    def script_of(
+        self, model: OneModel, program: P, operator: DivergentOperator, least: float, /
+    ) -> OperatorScript:
+        """Write a script of that operator alone, whose output is wrong below so many decibels."""
+
+    def scores_of(self, model: OneModel, program: P, request: ScoreRequest, /) -> Scores:
+        """Measure the noise in the outputs if one group of operators alone is quantized."""
+
+    def losses(self, model: OneModel, choice: Choice, /) -> tuple[str, Sequence[Loss]]:
+        """Say what quantizing the whole model loses, in words, and what each operator adds, the worst
+        first."""
+
+    def rewritten(self, model: OneModel, rules: tuple[str, ...] | None, /) -> Rewritten:
+        """Return the model with the rewrites that answer known faults, all or these, each proved on the
+        CPU."""
+
+    def audited(self, model: OneModel, precisions: Sequence[str], /) -> AuditRows:
+        """Audit each of these precisions, or the usual ones."""
+
+    def precision_named(self, name: str, /) -> str:
+        """Name a precision as the lane's runs do."""
 
 
 def _keep_form(model: OneModel, folder: Path) -> OneModel:
@@ -75,6 +84,8 @@ class ModelLane(Lane[P, L], Generic[P, L]):
     """It returns the model in the form that the lane takes, and writes a converted model into the folder."""
     run_program: Callable[[OneModel, Sequence[str]], Ran] | None = None
     """It returns what a compiled program gives for these inputs."""
+    continue_text: Callable[[OneModel, str], int] | None = None
+    """It prints what a language model says after a text, and returns the exit code."""
     quantized: Callable[[OneModel], Sequence[Product]] | None = None
     forecasted: Callable[[OneModel, Sequence[str]], Forecasted] | None = None
     searches: Searches[P] | None = None
@@ -108,6 +119,9 @@ class ModelLane(Lane[P, L], Generic[P, L]):
 
     def ran(self, model: OneModel, files: Sequence[str]) -> Ran:
         return self._having(self.run_program, "run")(model, files)
+
+    def run_text(self, model: OneModel, text: str) -> int:
+        return self._having(self.continue_text, "run with a text")(model, text)
 
     def forecast_of(self, model: OneModel, phones: Sequence[str]) -> Forecasted:
         return self._having(self.forecasted, "forecast")(model, phones)
@@ -171,6 +185,8 @@ class AnyModelLane(AnyLane, Protocol):
     def quantized_of(self, model: OneModel) -> Sequence[Product]: ...
 
     def ran(self, model: OneModel, files: Sequence[str]) -> Ran: ...
+
+    def run_text(self, model: OneModel, text: str) -> int: ...
 
     def forecast_of(self, model: OneModel, phones: Sequence[str]) -> Forecasted: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ci.lanes import executorch, llm, onnx, upstream
 from ci.suite.lane_head import LaneHead, LaneStage
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ci.one_model.options import ModelOptions
     from ci.suite.lane import AnyLane
     from ci.suite.programs import AnySuites
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +36,26 @@ class Registered:
 
     @property
     def lane(self) -> AnyLane:
-        if self.load is None:
-            raise refused(self.head, "suites")
-        return self.load()
+        return self._having(self.load, "suites")()
 
     @property
     def suites(self) -> AnySuites:
-        if self.load_suites is None:
-            raise refused(self.head, "suites")
-        return self.load_suites()
+        return self._having(self.load_suites, "suites")()
 
     @property
     def model_lane(self) -> AnyModelLane:
-        if self.load_model_lane is None:
-            raise refused(self.head, "commands for single models")
-        return self.load_model_lane()
+        return self._having(self.load_model_lane, "commands for single models")()
 
     @property
     def options(self) -> type[ModelOptions]:
-        if self.load_options is None:
-            raise refused(self.head, "commands for single models")
-        return self.load_options()
+        return self._having(self.load_options, "commands for single models")()
 
-
-def refused(head: LaneHead, lacks: str) -> UsageError:
-    """Return the error that names what a lane lacks, and the lanes that have it."""
-    having = ", ".join(row.head.name for row in lanes_with_suites())
-    return UsageError(f"lane {head.name} has no {lacks}", fix=f"take one of the lanes {having}")
+    def _having(self, part: Callable[[], T] | None, what: str) -> Callable[[], T]:
+        """Return what imports a part of the lane. If the lane lacks it, the error names lanes that do not."""
+        if part is None:
+            having = ", ".join(row.head.name for row in lanes_with_suites())
+            raise UsageError(f"lane {self.head.name} has no {what}", fix=f"take one of the lanes {having}")
+        return part
 
 
 def _executorch() -> AnyModelLane:
@@ -130,7 +126,8 @@ def lane_named(name: str) -> Registered:
 
 
 def lanes_with_suites() -> list[Registered]:
-    return [row for row in LANES if row.head.has_suites]
+    """The lanes whose programs come from suites: the gate, the page and comparisons show these."""
+    return [row for row in LANES if row.load_suites]
 
 
 def stages() -> Iterator[tuple[LaneHead, LaneStage]]:
@@ -142,4 +139,4 @@ def stages() -> Iterator[tuple[LaneHead, LaneStage]]:
 
 def lanes_by_stage() -> dict[str, LaneHead]:
     """Map the name of each stage to the lane whose programs are in the stage's report."""
-    return {stage.name: head for head, stage in stages() if head.has_suites}
+    return {stage.name: row.head for row in lanes_with_suites() for stage in row.head.stages}

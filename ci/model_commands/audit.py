@@ -7,7 +7,7 @@ import argparse
 
 from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.one_model.model import require_one_chip
-from ci.one_model.options import AUDIT
+from ci.suite.lane_head import AUDIT
 from provisioning.base import answer
 
 EXAMPLES = """\

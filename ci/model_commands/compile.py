@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.model_commands.typed_model import CHECKPOINT, add_model, model_lane, one_model_of
+from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.one_model.model import OneModel
-from ci.one_model.options import COMPILE
+from ci.suite.lane_head import COMPILE
 from provisioning.base.command_line import show_error
 from provisioning.base.errors import ToolkitError, UsageError
 
@@ -81,7 +81,7 @@ def compile_precisions(
     from provisioning.base.units import aligned
 
     several = len(precisions) > 1
-    if several and model.lane == CHECKPOINT:
+    if several and model.lane.takes_text:
         raise UsageError(
             "a checkpoint is compiled for one precision at a time",
             fix="one --precision for each folder",

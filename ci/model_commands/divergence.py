@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.model_commands.typed_model import ONNX, add_model, model_lane, one_model_of
+from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import OneModel, require_one_chip
-from ci.one_model.options import DIVERGENCE
+from ci.suite.lane_head import DIVERGENCE
 from ci.suite.options import Choice, add_choice, choice_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
@@ -71,7 +71,7 @@ def find_divergence(model: OneModel, choice: Choice, script: Path | None, report
     from provisioning.known_faults import NO_FIX
 
     program = model_lane(model).chosen_program(model, choice)
-    if model.lane == ONNX and model.typed and not model.options.calibrate:
+    if model.lane.draws_samples and model.typed and not model.options.calibrate:
         note = "note: inputs are random; with real ones (--calibrate) other operators may differ"
         sys.stderr.write(f"{note}\n")
     result = search(model, program)

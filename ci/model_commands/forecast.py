@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.model_commands.typed_model import add_model, model_lane, one_model_of
-from ci.one_model.options import FORECAST
+from ci.suite.lane_head import FORECAST
 from provisioning.base import answer
 
 EXAMPLES = """\

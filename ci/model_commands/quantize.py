@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import require_one_chip
-from ci.one_model.options import QUANTIZE
+from ci.suite.lane_head import QUANTIZE
 from ci.suite.options import add_choice, choice_of
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError

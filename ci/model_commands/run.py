@@ -6,9 +6,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ci.model_commands.typed_model import CHECKPOINT, add_model, model_lane, one_model_of
+from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.one_model.model import OneModel
-from ci.one_model.options import RUN
+from ci.suite.lane_head import RUN
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
@@ -39,10 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
     model = one_model_of(args, RUN)
     _require_prompt(model, args.prompt)
-    if model.lane == CHECKPOINT:
-        from ci.lanes.llm.commands import run_model
-
-        return run_model(model, args.prompt)
+    if model.lane.takes_text:
+        return model_lane(model).run_text(model, args.prompt)
     return reported(RUN, model, [], lambda report: run_and_compare(model, report))
 
 
@@ -70,9 +68,9 @@ def run_and_compare(model: OneModel, report: ModelReport) -> int:
 
 def _require_prompt(model: OneModel, prompt: str | None) -> None:
     """Require a prompt for a language model, and refuse one for any other."""
-    if prompt and model.lane != CHECKPOINT:
+    if prompt and not model.lane.takes_text:
         message = f"{prompt!r}: a text is for language models, and {model.typed} is none"
         raise UsageError(message, fix="--input FILE.npy names an input")
-    if not prompt and model.lane == CHECKPOINT:
+    if not prompt and model.lane.takes_text:
         message = f"{model.typed}: a language model wants a text to go on with"
         raise UsageError(message, fix=session("run", model.typed, "The answer is"))

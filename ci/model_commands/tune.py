@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.one_model.model import OneModel, require_one_chip
-from ci.one_model.options import TUNE, Floor
+from ci.one_model.options import Floor
+from ci.suite.lane_head import TUNE
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
 from provisioning.base.command_line import Parser

@@ -4,11 +4,10 @@ Imports nothing heavy."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.lanes import executorch, llm, onnx
 from ci.lanes.registry import lane_named, lanes_with_suites
 from ci.models.not_models import MODEL_HELP
 from ci.models.user_model import user_model
@@ -21,10 +20,9 @@ from ci.one_model.named_files import (
     require_program,
     require_project,
 )
-from ci.one_model.options import COMPILE, DIVERGENCE, FORECAST, RUN, SEARCH_TIMEOUT, ModelOptions
-from ci.suite.lane_head import LaneHead
+from ci.one_model.options import SEARCH_TIMEOUT, ModelOptions
+from ci.suite.lane_head import COMPILE, DIVERGENCE, RUN, LaneHead
 from ci.suite.options import Choice, host_selection
-from ci.suite.precision import precision_named, scheme_named
 from ci.work.jobs import WorkOptions
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
@@ -34,17 +32,10 @@ from provisioning.base.selection import add_selection, selection_of
 if TYPE_CHECKING:
     from ci.explain.lane import AnyModelLane
 
-PYTORCH, ONNX, CHECKPOINT = executorch.HEAD, onnx.HEAD, llm.HEAD
-PRECISIONS: Mapping[str, Callable[[str], object]] = {
-    PYTORCH.name: scheme_named,
-    ONNX.name: precision_named,
-}
-"""Maps a lane to the function that refuses an unknown precision."""
 
-
-def heads_of_models() -> list[LaneHead]:
-    """The lanes that take single models."""
-    return [row.head for row in lanes_with_suites() if row.load_options]
+def heads_of_models(verb: str) -> list[LaneHead]:
+    """The lanes whose models the verb takes."""
+    return [row.head for row in lanes_with_suites() if verb in row.head.verbs]
 
 
 def options_of(lane: LaneHead) -> type[ModelOptions]:
@@ -52,31 +43,23 @@ def options_of(lane: LaneHead) -> type[ModelOptions]:
     return lane_named(lane.name).options
 
 
-def lane_of(model: str | None, folder: Path, through: str = "") -> LaneHead:
-    """The lane of the model that MODEL names for a user in this folder, and that --through names."""
-    if model is None:
-        return PYTORCH
-    if model.endswith(".onnx"):
-        return ONNX
-    # A folder in the Hugging Face format, what is often taken for one, or what `compile` wrote for Genie.
-    names = ("config.json", "adapter_config.json", "genie_config.json")
-    files = (folder / model / name for name in names)
-    if any(file.is_file() for file in files):
-        return CHECKPOINT
-    return ONNX if through == ONNX.environment else PYTORCH
-
-
-def through_of(args: argparse.Namespace, verb: str) -> str:
-    """The lane that the user's --through, or the verb itself, asks for."""
-    return ONNX.environment if verb == FORECAST else getattr(args, "through", "")
+def lane_of(args: argparse.Namespace, verb: str, folder: Path) -> LaneHead:
+    """The lane of the model that the user typed in this folder; for a suite's program, the one that --lane
+    names."""
+    if not args.model:
+        return lane_named(read_options(ModelOptions, args).lane).head
+    for row in lanes_with_suites():
+        if row.head.takes_path(folder / args.model):
+            return row.head
+    # A PyTorch model: the first lane takes it, or the one that its export is for.
+    heads = heads_of_models(verb)
+    through = getattr(args, "through", "")
+    return next((head for head in heads if head.name == through), heads[0])
 
 
 def kinds_of(verb: str) -> Mapping[str, type[ModelOptions]]:
     """The options of each kind of model that the verb takes."""
-    lanes = [lane for lane in heads_of_models() if verb in (COMPILE, RUN) or not lane.only_compiles]
-    # Of a PyTorch model its export is forecast.
-    lanes = [ONNX] if verb == FORECAST else lanes
-    return {lane.models: options_of(lane) for lane in lanes}
+    return {head.models: options_of(head) for head in heads_of_models(verb)}
 
 
 def add_model(
@@ -95,9 +78,7 @@ def add_model(
 
 def one_model_of(args: argparse.Namespace, verb: str) -> OneModel:
     """Read MODEL. Refuses kinds of models that the verb does not take, and flags that this kind ignores."""
-    lane, kinds = lane_of(args.model, Parser.user_folder(), through_of(args, verb)), kinds_of(verb)
-    if not args.model and read_options(ModelOptions, args).lane == ONNX.environment:
-        lane = ONNX
+    lane, kinds = lane_of(args, verb, Parser.user_folder()), kinds_of(verb)
     if lane.models not in kinds:
         raise UsageError(
             f"{args.model}: this command takes {' and '.join(kinds)}",
@@ -140,14 +121,13 @@ def check_model(args: argparse.Namespace, verb: str) -> None:
         path_of_package(text)
     if options.project:
         require_project(options.project, f"--project {options.project}")
-    if not model.typed or model.lane == CHECKPOINT:
+    if not model.typed or model.lane.takes_text:
         return
     if verb == RUN:
         require_program(path, model.typed)
         return
     user_model(model.typed, Parser.user_folder())
-    for precision in options.precisions:
-        PRECISIONS[model.lane.name](precision)
+    options.check_precisions()
 
 
 def model_lane(model: OneModel) -> AnyModelLane:

@@ -13,6 +13,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from ci.one_model.named_files import samples_in
+from ci.suite.lane_head import (
+    AUDIT,
+    COMPILE,
+    DIVERGENCE,
+    FORECAST,
+    FROM_MODEL,
+    QUANTIZE,
+    REPAIR,
+    RUN,
+    TUNE,
+)
 from provisioning.base.command_line import TIMEOUT, count, duration
 from provisioning.base.option_fields import Options, option
 
@@ -26,23 +37,11 @@ and seconds for each token."""
 SEARCH_TIMEOUT = 1200.0
 """The search of `divergence` ends after this many seconds."""
 
-COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST, RUN = (
-    "compile",
-    "quantize",
-    "audit",
-    "divergence",
-    "repair",
-    "tune",
-    "forecast",
-    "run",
-)
 THROUGH = ("genie", "executorch", "onnx")
 """The values of --through: the runtime of a language model, or the lane of another PyTorch model."""
 
 THROUGH_HELP = "the runtime of a language model [genie]; onnx: export a PyTorch model, and compile that"
 
-FROM_MODEL = (COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST)
-"""The verbs that take a model and make a program of it."""
 SEVERAL_AT_ONCE = (COMPILE, AUDIT, TUNE)
 
 HOW, GOAL, PACKAGES = "how", "what must hold", "the model's own packages"
@@ -354,6 +353,9 @@ class ModelOptions(Options):
     def processor(self) -> str:
         """The part of the chip that runs the program."""
         return "htp"
+
+    def check_precisions(self) -> None:
+        """Refuse a precision that the lane does not know."""
 
     def check_samples(self) -> None:
         """Refuse samples that are not there."""

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from provisioning.base.command_line import TIMEOUT
+
+COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST, RUN = (
+    "compile",
+    "quantize",
+    "audit",
+    "divergence",
+    "repair",
+    "tune",
+    "forecast",
+    "run",
+)
+FROM_MODEL = (COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST)
+"""The verbs that take a model and make a program of it."""
+ONE_MODEL = (*FROM_MODEL, RUN)
+"""The commands for one model. A lane supports some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +33,14 @@ class LaneStage:
     """MODULE or MODULE:NAME, which has its command line."""
     summary: str
     """The summary that the list of commands shows."""
+    page: str
+    """The page of docs/ that explains it, with a heading of that page."""
     environment: str = ""
     """The locked Python that it runs in; empty means the lane's."""
+
+
+def _takes_no_path(path: Path) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +57,18 @@ class LaneHead:
     """The models that the lane takes, in words."""
     timeout: float = TIMEOUT
     """A step on one model ends after this many seconds, unless --timeout says otherwise."""
-    only_compiles: bool = False
-    """Whether `compile` and `run` are the only commands for one model that it supports."""
+    verbs: tuple[str, ...] = ()
+    """The commands for one model that it supports."""
+    takes_path: Callable[[Path], bool] = _takes_no_path
+    """Whether this path is one of its models. What no lane claims is a PyTorch model."""
+    takes_text: bool = False
+    """Whether its programs go on with a text, as language models do."""
+    draws_samples: bool = False
+    """Whether samples are drawn at random if the user names none, even where the model comes with some."""
+    runtime: str = ""
+    """The runtime whose faults are known here, as pages call it."""
     mark: str = ""
     """The mark that distinguishes its programs from others of the same case on a page."""
-    has_suites: bool = True
-    """Whether its programs come from suites: the gate, the page and comparisons then show them."""
 
     @property
     def stage_names(self) -> tuple[str, ...]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ci.__main__ import VERBS as CI
+from ci.lanes.registry import lanes_with_suites, stages
 from ci.model_commands.typed_model import kinds_of
-from ci.one_model.options import COMPILE, FROM_MODEL, RUN
+from ci.suite.lane_head import COMPILE, FROM_MODEL, RUN
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
 from provisioning.base.option_fields import Option, declared_options
 from provisioning.base.settings import ROOT
 
 PAGE = ROOT / "docs" / "commands.md"
+
+SUITE_STAGES = {stage.name: stage.page for row in lanes_with_suites() for stage in row.head.stages}
+OTHER_STAGES = {stage.name: stage.page for _, stage in stages() if stage.name not in SUITE_STAGES}
+"""Each stage of a lane, with its page."""
 
 TASKS = {
     "One model": {
@@ -33,10 +38,7 @@ TASKS = {
     },
     "Suites of models, and the gate": {
         "gate": "suites.md",
-        "test_lowering": "suites.md",
-        "test_emulator": "suites.md",
-        "test_onnx": "onnx.md#a-suite-of-onnx-models",
-        "test_llm": "llm.md#language-models-in-a-suite",
+        **SUITE_STAGES,
         "report": "suites.md#reports",
         "matrix": "suites.md#split-a-suite-into-jobs",
         "adopt": "github.md",
@@ -63,8 +65,7 @@ TASKS = {
         "build_android": "building.md",
         "build_linux_arm64": "building.md",
         "buck_parity": "building.md",
-        "test_delegate": "building.md#executorchs-own-tests",
-        "test_upstream": "building.md#executorchs-own-tests",
+        **OTHER_STAGES,
     },
 }
 """The commands of each task, with the page of each."""

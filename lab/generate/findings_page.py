@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ci.lanes.registry import lane_named
 from ci.lanes.upstream.accepted import accepted_file, load_tests
 from ci.lanes.upstream.suite import upstream_suites
+from ci.model_commands.typed_model import heads_of_models
+from ci.suite.lane_head import DIVERGENCE
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.components import QNN_SDK
@@ -14,7 +17,6 @@ from provisioning.known_faults import Fault, load_faults
 from provisioning.manifest import load_profile
 
 NAMES = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxruntime-qnn"}
-LANES = {"executorch": "ExecuTorch", "onnx": "ONNX Runtime", "any": "ExecuTorch and ONNX Runtime"}
 
 
 OUTCOMES = {
@@ -96,7 +98,7 @@ def page() -> str:
         "| fault | versions | through |",
         "| --- | --- | --- |",
         *(
-            f"| [{fault.title}](#{fault.id}) | {_versions(fault)} | {LANES[fault.lane]} |"
+            f"| [{fault.title}](#{fault.id}) | {_versions(fault)} | {_runtimes(fault)} |"
             for fault in load_faults()
         ),
         "",
@@ -111,10 +113,16 @@ def _versions(fault: Fault) -> str:
     return f"{NAMES[fault.product]} {fault.versions.removeprefix('==')}"
 
 
+def _runtimes(fault: Fault) -> str:
+    """Name the runtime of the fault's lane, or of all lanes whose models are searched for faults."""
+    heads = heads_of_models(DIVERGENCE) if fault.lane == "any" else [lane_named(fault.lane).head]
+    return " and ".join(head.runtime for head in heads)
+
+
 def _fault(fault: Fault) -> Iterator[str]:
     yield from (f"### {fault.title}", "", f'<a id="{fault.id}"></a>')
     reported = "" if fault.measured else "; others reported it, we did not measure it"
-    yield from (f"*{_versions(fault)}, through {LANES[fault.lane]}{reported}*", "", fault.effect, "")
+    yield from (f"*{_versions(fault)}, through {_runtimes(fault)}{reported}*", "", fault.effect, "")
     if fault.correct:
         yield f"- **Correct:** {fault.correct}"
     if fault.figure:

@@ -16,7 +16,7 @@ from ci.one_model.model import OneModel
 from ci.one_model.options import ModelOptions
 from ci.one_model.product import Product
 from ci.suite.lane import LaneStep, StageJudgement
-from ci.suite.lane_head import LaneHead, LaneStage
+from ci.suite.lane_head import COMPILE, LaneHead, LaneStage
 from ci.suite.options import STAGE, Choice, StageOptions, add_choice, add_how, stage_options
 from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of, run_cached_step
@@ -146,9 +146,9 @@ def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Map
 HEAD = LaneHead(
     name="toy",
     environment="executorch",
-    stages=(LaneStage("test_toy", "tests.support.toy_lane:VERB", "compile toys"),),
+    stages=(LaneStage("test_toy", "tests.support.toy_lane:VERB", "compile toys", "suites.md"),),
     models="toys",
-    only_compiles=True,
+    verbs=(COMPILE,),
 )
 STEPS = (LaneStep("toy", compiled_results),)
 LANE = ModelLane(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from ci.lanes.executorch import HEAD
 from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.suite import SUITES
-from ci.model_commands.typed_model import PYTORCH
 from ci.models.own_packages import NONE, Needs, locked_versions
 from ci.models.projects import contradicted, nearest_project, version_at_hand
 from ci.models.user_model import user_model
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def model(folder: Path, **options: Any) -> OneModel:
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder, folder)
-    return OneModel(selection, "net.py:build", PYTORCH, replace(ExecutorchOptions(), **options))
+    return OneModel(selection, "net.py:build", HEAD, replace(ExecutorchOptions(), **options))
 
 
 def test_a_requirement_a_wheel_and_a_project_are_taken_as_they_are_named(folder: Path) -> None:

@@ -30,8 +30,8 @@ from ci.lanes.onnx.suite import programs_of
 from ci.model_commands import tune
 from ci.model_commands.typed_model import one_model_of
 from ci.models.inputs import InputsUsed
-from ci.one_model.options import TUNE
 from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, writing_into
+from ci.suite.lane_head import TUNE
 from ci.work import outcome
 from ci.work.plain import to_json
 from provisioning.base.command_line import main

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from ci.lanes import executorch, llm, onnx
 from ci.lanes.executorch.suite import ExecutorchRun, programs_of
 from ci.lanes.executorch.verb import EMULATION, LOWERING
 from ci.lanes.llm import verb as llm_verb
@@ -15,9 +16,9 @@ from ci.lanes.llm.model_options import LlmOptions
 from ci.lanes.onnx import verb as onnx_verb
 from ci.lanes.registry import lane_named
 from ci.model_commands import audit, compile, divergence, quantize
-from ci.model_commands.typed_model import CHECKPOINT, ONNX, PYTORCH, heads_of_models, one_model_of, options_of
-from ci.one_model.options import AUDIT, COMPILE, DIVERGENCE, LANGUAGE_TIMEOUT, QUANTIZE
-from ci.suite.lane_head import LaneHead
+from ci.model_commands.typed_model import heads_of_models, one_model_of, options_of
+from ci.one_model.options import LANGUAGE_TIMEOUT
+from ci.suite.lane_head import AUDIT, COMPILE, DIVERGENCE, QUANTIZE, LaneHead
 from ci.suite.options import Choice, stage_options
 from ci.suite.suite_file import precision_text
 from ci.work.jobs import WorkOptions
@@ -60,7 +61,7 @@ def test_a_suite_that_is_not_there_and_another_target_are_refused_before_any_wor
         stage_options(parsed(LOWERING, *words))
 
 
-@pytest.mark.parametrize(("model", "lane"), [("net.py:make", PYTORCH), ("net.onnx", ONNX)])
+@pytest.mark.parametrize(("model", "lane"), [("net.py:make", executorch.HEAD), ("net.onnx", onnx.HEAD)])
 @pytest.mark.parametrize(("verb", "name", "more"), COMMANDS)
 def test_a_command_for_one_model_has_the_models_lane(
     verb: Any, name: str, more: list[str], model: str, lane: LaneHead
@@ -90,7 +91,7 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
     model = one_model_of(args, COMPILE)
     options = model.own(LlmOptions)
-    assert model.lane == CHECKPOINT and model.work.timeout == LANGUAGE_TIMEOUT
+    assert model.lane == llm.HEAD and model.work.timeout == LANGUAGE_TIMEOUT
     assert (options.through, options.context, options.prefill, options.parts) == ("genie", 512, 32, None)
     args.timeout = TIMEOUT
     assert one_model_of(args, COMPILE).work.timeout == TIMEOUT
@@ -131,14 +132,14 @@ def test_nothing_that_the_file_says_is_said_beside_it(tmp_path: Path, beside: st
         programs_of(suite(tmp_path, f'precision_file = "net.precision.toml"\n{beside}'))
 
 
-@pytest.mark.parametrize("lane", heads_of_models(), ids=lambda lane: lane.models)
+@pytest.mark.parametrize("lane", heads_of_models(COMPILE), ids=lambda lane: lane.models)
 @pytest.mark.parametrize("table", ["case", "run"])
 def test_what_an_option_says_a_suite_says_by_a_field_of_the_same_default(lane: LaneHead, table: str) -> None:
     form = lane_named(lane.name).suites
     model, names = {"case": form.case, "run": form.run}[table], suite_names(options_of(lane), table)
     known = model.model_fields
     # A checkpoint is no case of a suite: its shipped suite trains a small one.
-    assert {*names} <= {*known} or (lane, table) == (CHECKPOINT, "case")
+    assert {*names} <= {*known} or (lane, table) == (llm.HEAD, "case")
     for row in declared_options(options_of(lane)).values():
         place, _, name = row.suite.partition(".")
         if place == table and name in known and row.default and not known[name].is_required():

@@ -18,8 +18,8 @@ from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.model_commands.typed_model import heads_of_models, kinds_of, one_model_of, options_of
 from ci.one_model.model import OneModel
-from ci.one_model.options import FROM_MODEL, RUN, Floor, ModelOptions, floor
-from ci.suite.lane_head import LaneHead
+from ci.one_model.options import Floor, ModelOptions, floor
+from ci.suite.lane_head import FROM_MODEL, RUN, LaneHead
 from ci.suite.options import Choice
 from provisioning.base.command_line import Parser, count, duration, module_of
 from provisioning.base.commands import Fix
@@ -157,12 +157,7 @@ def test_a_command_for_a_suites_onnx_has_its_options(data: st.DataObject) -> Non
 # Together they are some hundred commands in each run of the tests.
 @pytest.mark.parametrize(
     ("lane", "verb"),
-    [
-        (lane, verb)
-        for verb in (*FROM_MODEL, RUN)
-        for lane in heads_of_models()
-        if lane.models in kinds_of(verb)
-    ],
+    [(lane, verb) for verb in (*FROM_MODEL, RUN) for lane in heads_of_models(verb)],
     ids=lambda value: getattr(value, "models", value),
 )
 @settings(max_examples=6)

@@ -13,6 +13,7 @@ from ci.builds.built_files import FIXES
 from ci.diagnose.rules import OTHERS, TABLE, explained, failure_rules, rules
 from ci.lanes.executorch import findings
 from ci.lanes.onnx.worker import KINDS
+from ci.lanes.registry import lanes_by_stage
 from ci.suite.accepted import COSTS
 from ci.suite.accuracy import cost_rule
 from ci.work.child import UNFORESEEN
@@ -23,13 +24,13 @@ from provisioning.known_faults import load_faults
 from tests.support.rules import ANY, printed_rules
 
 UNUSABLE = ("missing", "shape", "not-finite", "reference-not-finite", "run")
-LANES = ("lowering", "emulator", "onnx", "llm")
+STAGES = [stage.removeprefix("test_") for stage in lanes_by_stage()]
 AT_RUN_TIME = {
     *(f"build-{what}" for what in FIXES),
     *(f"emulator-{rule}" for rule in UNUSABLE),
     *(f"lowering-{kind}" for kind in (*findings.FIXES, "crash", "export", "quantize", "compile")),
     *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused", UNFORESEEN)),
-    *(f"{lane}-{kind}" for lane in LANES for kind in ("crash", "timeout")),
+    *(f"{stage}-{kind}" for stage in STAGES for kind in ("crash", "timeout")),
     "emulator-metric",
     "onnx-metric",
     *(f"{suite}-{word}" for suite in ("delegate", "upstream") for word in ("failed", "passed", "gone")),

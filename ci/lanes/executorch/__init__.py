@@ -1,6 +1,6 @@
 """PyTorch models through ExecuTorch: the suite, what was delegated, and the judgement of programs."""
 
-from ci.suite.lane_head import LaneHead, LaneStage
+from ci.suite.lane_head import FORECAST, ONE_MODEL, LaneHead, LaneStage
 
 HEAD = LaneHead(
     name="executorch",
@@ -11,13 +11,17 @@ HEAD = LaneHead(
             "test_lowering",
             "ci.lanes.executorch.verb:LOWERING",
             "compile the suite's models for the NPU; check what runs there and what it costs",
+            "suites.md",
         ),
         LaneStage(
             "test_emulator",
             "ci.lanes.executorch.verb:EMULATION",
             "run the suite's programs on the HTP emulator and compare with PyTorch",
+            "suites.md",
         ),
     ),
+    verbs=tuple(verb for verb in ONE_MODEL if verb != FORECAST),
+    runtime="ExecuTorch",
 )
 
 PROGRAM = "program.pte"

@@ -51,7 +51,7 @@ from ci.operators import Traits
 from ci.operators.faults import faults_in, versions_of
 from ci.suite.accuracy import describe_figures
 from ci.suite.options import Choice
-from ci.suite.precision import refuse_floats
+from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.runner import Runner, ready_runner
 from ci.work.cached_steps import Step
 from ci.work.request import File
@@ -200,6 +200,10 @@ def operators_of(nodes: Mapping[str, Traits]) -> list[str]:
     """Return the operators that run on HTP, once for each node."""
     names = (node.operator for node in nodes.values())
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
+
+
+def precision_named(name: str) -> str:
+    return scheme_named(name)
 
 
 def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:

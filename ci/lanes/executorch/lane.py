@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ci.explain.lane import ModelLane, Searches
+from ci.explain.lane import ModelLane
 from ci.lanes.executorch import HEAD, explain, product
 from ci.lanes.executorch.findings import only_library_missing
 from ci.lanes.executorch.stage import (
@@ -19,7 +19,6 @@ from ci.lanes.executorch.stage import (
 from ci.lanes.executorch.steps import COMPILED, EMULATION, LOWERING, RAN, plan_of_suite
 from ci.lanes.executorch.suite import SUITES
 from ci.suite.lane import LaneStep, StageJudgement
-from ci.suite.precision import scheme_named
 
 STEPS = (LaneStep(COMPILED, compiled_results), LaneStep(RAN, run_results))
 
@@ -54,15 +53,5 @@ LANE = ModelLane(
     product=product.product_of,
     run_program=product.run_program,
     quantized=product.quantized,
-    searches=Searches(
-        chosen_program=explain.chosen_program,
-        replayed=explain.replayed,
-        divergence_of=explain.divergence_of,
-        script_of=explain.script_of,
-        scores_of=explain.scores_of,
-        losses=explain.losses,
-        rewritten=explain.rewritten,
-        audited=explain.audited,
-        precision_named=scheme_named,
-    ),
+    searches=explain,
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ci.one_model.options import COMPILE, DIVERGENCE, FROM_MODEL, QUANTIZE, REPAIR, ModelOptions
+from ci.one_model.options import ModelOptions
+from ci.suite.lane_head import COMPILE, DIVERGENCE, FROM_MODEL, QUANTIZE, REPAIR
+from ci.suite.precision import scheme_named
 from provisioning.base.option_fields import option
 
 
@@ -38,6 +40,10 @@ class ExecutorchOptions(ModelOptions):
     @property
     def processor(self) -> str:
         return self.backend or "htp"
+
+    def check_precisions(self) -> None:
+        for precision in self.precisions:
+            scheme_named(precision)
 
     def rewritten(self) -> ExecutorchOptions:
         return replace(self, keep_on_cpu=())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ci.explain.lane import ModelLane
 from ci.lanes.llm import HEAD, product
+from ci.lanes.llm.commands import run_model
 from ci.lanes.llm.stage import (
     MODELS,
     STAGE,
@@ -37,4 +38,5 @@ LANE = ModelLane(
     model_plan=product.plan_to_compile,
     model_steps=(LaneStep(product.COMPILED, product.compiled_results),),
     product=product.product_of,
+    continue_text=run_model,
 )

@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from ci.one_model.named_files import require_file
-from ci.one_model.options import (
-    COMPILE,
-    LANGUAGE_TIMEOUT,
-    OF_MACHINE,
-    RUN,
-    THROUGH,
-    THROUGH_HELP,
-    ModelOptions,
-)
+from ci.one_model.options import LANGUAGE_TIMEOUT, OF_MACHINE, THROUGH, THROUGH_HELP, ModelOptions
+from ci.suite.lane_head import COMPILE, RUN
 from provisioning.base.command_line import count, duration
 from provisioning.base.option_fields import Options, option
 from provisioning.base.settings import MANIFESTS

@@ -1,6 +1,13 @@
 """This lane compiles ONNX models through ONNX Runtime's QNN provider."""
 
-from ci.suite.lane_head import LaneHead, LaneStage
+from pathlib import Path
+
+from ci.suite.lane_head import ONE_MODEL, LaneHead, LaneStage
+
+
+def is_onnx(path: Path) -> bool:
+    return path.suffix == ".onnx"
+
 
 HEAD = LaneHead(
     name="onnx",
@@ -11,7 +18,12 @@ HEAD = LaneHead(
             "test_onnx",
             "ci.lanes.onnx.verb",
             "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider",
+            "onnx.md#a-suite-of-onnx-models",
         ),
     ),
+    verbs=ONE_MODEL,
+    takes_path=is_onnx,
+    draws_samples=True,
+    runtime="ONNX Runtime",
     mark="ONNX",
 )

@@ -36,6 +36,7 @@ from ci.lanes.onnx.product import (
 from ci.lanes.onnx.stage import OnnxPlan, chosen_programs, plan_of
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.one_model.model import OneModel
+from ci.suite import precision
 from ci.suite.accuracy import describe_figures
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
@@ -141,6 +142,10 @@ def _row(model: OneModel) -> AuditRow | NoProgram:
         delegates=facts.delegates,
         ddr=facts.ddr,
     )
+
+
+def precision_named(name: str) -> str:
+    return precision.precision_named(name).name
 
 
 def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ci.explain.lane import ModelLane, Searches
+from ci.explain.lane import ModelLane
 from ci.lanes.onnx import HEAD, explain, product
 from ci.lanes.onnx.exporting import export_to_onnx
 from ci.lanes.onnx.stage import (
@@ -17,7 +17,6 @@ from ci.lanes.onnx.stage import (
 )
 from ci.lanes.onnx.suite import SUITES
 from ci.suite.lane import LaneStep, StageJudgement
-from ci.suite.precision import precision_named
 
 LANE = ModelLane(
     head=HEAD,
@@ -43,15 +42,5 @@ LANE = ModelLane(
     quantized=product.quantized,
     own_form_of=export_to_onnx,
     forecasted=product.forecasted,
-    searches=Searches(
-        chosen_program=explain.chosen_program,
-        replayed=explain.replayed,
-        divergence_of=explain.divergence_of,
-        script_of=explain.script_of,
-        scores_of=explain.scores_of,
-        losses=explain.losses,
-        rewritten=explain.rewritten,
-        audited=explain.audited,
-        precision_named=lambda name: precision_named(name).name,
-    ),
+    searches=explain,
 )

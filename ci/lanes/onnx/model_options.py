@@ -7,19 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ci.models.user_model import DOTTED
-from ci.one_model.options import (
-    AUDIT,
-    COMPILE,
-    DIVERGENCE,
-    FORECAST,
-    FROM_MODEL,
-    REPAIR,
-    RUN,
-    THROUGH,
-    THROUGH_HELP,
-    TUNE,
-    ModelOptions,
-)
+from ci.one_model.options import THROUGH, THROUGH_HELP, ModelOptions
+from ci.suite.lane_head import AUDIT, COMPILE, DIVERGENCE, FORECAST, FROM_MODEL, REPAIR, RUN, TUNE
+from ci.suite.precision import precision_named
 from provisioning.base.option_fields import option
 
 OPTION_HELP = (
@@ -76,6 +66,10 @@ class OnnxOptions(ModelOptions):
         verbs=(RUN,),
         decides_nothing="a program that is run by itself is not cached",
     )
+
+    def check_precisions(self) -> None:
+        for precision in self.precisions:
+            precision_named(precision)
 
     def check_samples(self) -> None:
         """Accept a function that gives samples; otherwise check the files."""

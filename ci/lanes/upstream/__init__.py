@@ -11,13 +11,14 @@ HEAD = LaneHead(
             "test_delegate",
             "ci.lanes.upstream.verb:DELEGATE",
             "run ExecuTorch's own delegate suite on the HTP emulator",
+            "building.md#executorchs-own-tests",
             environment="executorch",
         ),
         LaneStage(
             "test_upstream",
             "ci.lanes.upstream.verb:ALL",
             "run any of ExecuTorch's own suites on the HTP emulator: operators, passes, models",
+            "building.md#executorchs-own-tests",
         ),
     ),
-    has_suites=False,
 )
