@@ -1,4 +1,5 @@
-"""`gate`: run the stages that decide a pull request, in order, each as its own process, and sum them up.
+"""`gate`: run the stages that decide a pull request, in order, each as its own process, and sum them up. The
+stages of one lane judge one pass over the suites: they share a process.
 
 The exit code is 130 or 143 if interrupted, else the stages' worst: 70 (an error of our own), 2 (usage),
 3 (the environment lacks something, or a stage died), 4 (network or upstream), 1 (a check failed, and
@@ -8,6 +9,7 @@ everything could be checked).
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -19,12 +21,13 @@ from typing import TYPE_CHECKING
 
 from ci.gate import stage_names
 from ci.gate.supervision import LACKING, LOGS, WORST_FIRST, log_of, report_of, supervise
-from ci.report.collect import GATE, cleaned, did_not_run
+from ci.report.collect import GATE, cleaned, did_not_run, report_in
 from ci.report.summary import command, conclusion, github_annotations, stage_line, worst
+from ci.suite.lane_head import judging
 from provisioning.base import answer
 from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable
 from provisioning.base.commands import Fix, repeated, session
-from provisioning.base.errors import STOPPED, UsageError
+from provisioning.base.errors import STOPPED, CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.progress import show_working
 from provisioning.base.rendering import LOG, rendered, summary_of, verdict, wants_colour, write
@@ -223,26 +226,41 @@ def run_stages(
                 old.unlink(missing_ok=True)
     _unfinished(stages, flags, selection).write(selection.reports)
     results: dict[str, StageResult] = {}
-    for stage in stages:
-        call = session(stage.name, *flags, *stage.flags)
-        failed = [need for need in stage.needs if not results[need].lets_others_run]
-        if stage.name not in names:
-            reason = "left out by --only or --skip"
-            result = StageResult(did_not_run(stage.name, reason, call, due=False))
-        elif any(result.code in STOPPED for result in results.values()):
-            result = StageResult(did_not_run(stage.name, "the gate was interrupted", call))
-        elif failed:
-            reason = f"needs {' and '.join(failed)}, which did not pass"
-            result = StageResult(did_not_run(stage.name, reason, call))
-        else:
-            result = run_stage(stage, flags, selection, echo=echo)
-        if stage.name in names:
-            width = max(len(stage.name) for stage in stages)
-            line, colour = stage_line(result.report, width), wants_colour(sys.stdout)
-            write(rendered(line, colour=colour, width=terminal_width()), sys.stdout)
-        replace(result.report, run=os.environ.get(RUN, "")).write(selection.reports)
-        results[stage.name] = result
+    width = max(len(stage.name) for stage in stages)
+    for _, group in itertools.groupby(stages, _pass_of):
+        passing = [*group]
+        left_out = {stage.name: _left_out(stage, names, results, flags) for stage in passing}
+        judging = [stage for stage in passing if left_out[stage.name] is None]
+        ran = run_pass(judging, flags, selection, echo=echo) if judging else {}
+        for stage in passing:
+            result = left_out[stage.name] or ran[stage.name]
+            if stage.name in names:
+                line, colour = stage_line(result.report, width), wants_colour(sys.stdout)
+                write(rendered(line, colour=colour, width=terminal_width()), sys.stdout)
+            replace(result.report, run=os.environ.get(RUN, "")).write(selection.reports)
+            results[stage.name] = result
     return list(results.values())
+
+
+def _pass_of(stage: GateStage) -> tuple[str, ...]:
+    """Stages of one lane judge one pass; any other stage is alone."""
+    return (stage.lane or stage.name, *stage.flags)
+
+
+def _left_out(
+    stage: GateStage, names: Sequence[str], results: Mapping[str, StageResult], flags: Sequence[str]
+) -> StageResult | None:
+    """Return the result of a stage that is not to run; None if it is."""
+    call = session(stage.name, *flags, *stage.flags)
+    failed = [need for need in stage.needs if not results[need].lets_others_run]
+    if stage.name not in names:
+        return StageResult(did_not_run(stage.name, "left out by --only or --skip", call, due=False))
+    if any(result.code in STOPPED for result in results.values()):
+        return StageResult(did_not_run(stage.name, "the gate was interrupted", call))
+    if failed:
+        reason = f"needs {' and '.join(failed)}, which did not pass"
+        return StageResult(did_not_run(stage.name, reason, call))
+    return None
 
 
 def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Selection) -> Report:
@@ -254,24 +272,45 @@ def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Se
     return gate.finish(Outcome.ERROR, provisional=True)
 
 
-def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, echo: bool) -> StageResult:
+def run_pass(
+    stages: Sequence[GateStage], flags: Sequence[str], selection: Selection, *, echo: bool
+) -> dict[str, StageResult]:
+    """Run one process, of a stage or of the stages that judge one pass."""
     start = time.monotonic()
-    flags = [*flags, *stage.flags]
-    log = log_of(stage.name, selection.reports)
+    names, last = [stage.name for stage in stages], stages[-1]
+    flags = [*flags, *last.flags]
+    log = log_of(names[0], selection.reports)
     # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
-    python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program]
-    call = session(stage.name, *flags)
-    with (
-        folded(stage.name, call, os.environ)
-        if echo
-        else show_working(f"{stage.name} into {log}", interval=60)
-    ):
+    python = [interpreter_of(last), "-u", "-X", "faulthandler", "-m", last.program]
+    only = repeated("--only", names)
+    call = session(GATE, *only, *flags) if len(names) > 1 else session(last.name, *flags)
+    title = " and ".join(names)
+    with folded(title, call, os.environ) if echo else show_working(f"{title} into {log}", interval=60):
         sys.stdout.flush()
-        code = supervise([*python, stage.name, *flags], os.environ, log, echo=1 if echo else None)
+        environ = {**os.environ, **judging(names)} if len(names) > 1 else os.environ
+        code = supervise([*python, last.name, *flags], environ, log, echo=1 if echo else None)
     duration = round(time.monotonic() - start, 3)
-    result = judge(stage, code, selection, duration, call)
-    report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
-    return replace(result, report=report)
+    results = {}
+    for stage, own_code in zip(stages, codes_of_pass(names, code, selection.reports), strict=True):
+        result = judge(stage, own_code, selection, duration, session(stage.name, *flags), log)
+        report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
+        results[stage.name] = replace(result, report=report)
+    return results
+
+
+def codes_of_pass(names: Sequence[str], code: int, reports: Path) -> list[int]:
+    """Return the exit code that each of these stages ended with, as its report says. Their process ended with
+    `code`: where no report explains that, it is the last one's."""
+    codes = [_code_of(reports / f"{name}.json", code) for name in names]
+    return codes if code in codes else [*codes[:-1], code]
+
+
+def _code_of(file: Path, code: int) -> int:
+    try:
+        outcome = report_in(file).outcome
+    except (OSError, ValueError):
+        return code
+    return {Outcome.PASS: 0, Outcome.FAIL: CheckFailed.exit_code}.get(outcome, code)
 
 
 def interpreter_of(stage: GateStage) -> str:
@@ -284,13 +323,12 @@ def interpreter_of(stage: GateStage) -> str:
 
 
 def judge(
-    stage: GateStage, code: int, selection: Selection, duration: float, command_line: str
+    stage: GateStage, code: int, selection: Selection, duration: float, command_line: str, log: Path
 ) -> StageResult:
     if code in STOPPED:
         return StageResult(did_not_run(stage.name, f"{stage.name} was interrupted", command_line), code)
     stage_run = StageRun(stage.name, selection.profile, selection.target, command_line)
     stand_in = replace(stage_run.finish(Outcome.ERROR, provisional=True), seconds=duration)
-    log = log_of(stage.name, selection.reports)
     report = report_of(selection.reports / f"{stage.name}.json", code, stand_in, log)
     # Exit code 1 means that the checked thing is bad. A stage that could not check it did not find that.
     trusted = report.outcome is not Outcome.ERROR if code == 1 else code in WORST_FIRST

@@ -5,7 +5,8 @@ suite through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -66,7 +67,8 @@ def _not_lacking(findings: Sequence[Finding]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageJudgement(Generic[P, L]):
-    """How one stage judges a pass over a suite. Several stages may judge one pass."""
+    """How one stage judges a pass over a suite. Several stages may judge one pass: each has a report of its
+    own. The report of a stage that runs alone has the findings of the judgements before it, too."""
 
     stage: str
     rule: str
@@ -92,11 +94,12 @@ class Lane(Generic[P, L]):
     suites: Suites[P]
     jobs: Callable[[Sequence[P]], Mapping[str, Job]]
     """Returns the expected work on each program, by name; programs of one job stay in one shard."""
-    plan: Callable[[Sequence[P], StageOptions, str], L]
-    """Receives the name of the stage that asks. It raises the error that prevents the lane from working
-    here."""
+    plan: Callable[[Sequence[P], StageOptions, tuple[str, ...]], L]
+    """Receives the names of the stages that judge the pass. It raises the error that prevents the lane from
+    working here."""
     steps: tuple[LaneStep[L], ...]
     judgements: tuple[StageJudgement[P, L], ...]
+    """In the order of the steps that they need."""
 
     def chosen(self, choice: Choice, selection: Selection) -> list[P]:
         return choose(self.suites, choice, selection, self.jobs)
@@ -105,17 +108,23 @@ class Lane(Generic[P, L]):
         jobs = self.jobs(self.chosen(choice, selection))
         return list({job.name: job for job in jobs.values()}.values())
 
-    def judgement(self, stage: str) -> StageJudgement[P, L]:
-        return next(judgement for judgement in self.judgements if judgement.stage == stage)
+    def judgements_by_report(self, stages: Sequence[str]) -> Iterator[tuple[StageJudgement[P, L], ...]]:
+        """Yield the judgements in the report of each of these stages: its own is the last, after those that
+        no report before it has."""
+        judgements = list[StageJudgement[P, L]]()
+        for judgement in self.judgements:
+            judgements.append(judgement)
+            if judgement.stage in stages:
+                yield tuple(judgements)
+                judgements.clear()
 
-    def results(self, plan: L, last_step: str = "") -> dict[str, Mapping[str, Result]]:
-        """The results of the steps, up to the step named `last_step`."""
-        results: dict[str, Mapping[str, Result]] = {}
+    def work(self, plan: L, results: dict[str, Mapping[str, Result]], last_step: str) -> None:
+        """Do the steps up to the one named `last_step` that have no results yet, and add theirs."""
         for step in self.steps:
-            results[step.name] = step.results(plan, results)
+            if step.name not in results:
+                results[step.name] = step.results(plan, results)
             if step.name == last_step:
-                break
-        return results
+                return
 
     def run_suite(self, stage: str, options: StageOptions) -> int:
         return run_suite(self, stage, options)
@@ -137,23 +146,81 @@ class AnyLane(Protocol):
         """Work on the chosen programs and report. Returns the exit code."""
 
 
+@dataclass(slots=True)
+class _StageReport(Generic[P, L]):
+    """The report of a stage, and what it will say."""
+
+    run: StageRun
+    judgements: tuple[StageJudgement[P, L], ...]
+
+    @property
+    def own(self) -> StageJudgement[P, L]:
+        return self.judgements[-1]
+
+
 def run_suite(lane: Lane[P, L], stage_name: str, options: StageOptions) -> int:
-    """Run a suite in a stage: every stage that runs suites calls this. Returns the exit code."""
-    selection, judgement = options.selection, lane.judgement(stage_name)
+    """Run a suite in a stage, or in all stages that `options` names, in one pass: every stage that runs
+    suites calls this. Returns the worst exit code."""
+    selection, stages = options.selection, options.stages or (stage_name,)
     if options.list_only:
         return show_list(lane.chosen(options.choice, selection))
-    stage = StageRun(stage_name, selection.profile, DEFAULT_TARGET)
-    with stage.reported(selection.reports, judgement.rule):
-        plan = lane.plan(lane.chosen(options.choice, selection), options, stage_name)
-        results = lane.results(plan, judgement.last_step)
-        plan = accepted(options.accept, lane.suites, plan, judgement.measured(plan, results), stage)
-        verdicts: dict[str, Verdict] = {}
-        for program in lane.suites.own(plan.programs):
-            verdict = judgement.verdict(plan, program, results_of_program(program, results))
-            if verdict is not None:
-                verdicts[program.name] = verdict
-        report(stage, lane.suites, plan, verdicts, results)
+    waiting = [
+        _StageReport(StageRun(judgements[-1].stage, selection.profile, DEFAULT_TARGET), judgements)
+        for judgements in lane.judgements_by_report(stages)
+    ]
+    codes = list[int]()
+    results: dict[str, Mapping[str, Result]] = {}
+    with _reported(waiting, selection):
+        plan = lane.plan(lane.chosen(options.choice, selection), options, stages)
+        while waiting:
+            stage, own = waiting[0].run, waiting[0].own
+            if codes:
+                stage.begin()
+            lane.work(plan, results, own.last_step)
+            plan = accepted(options.accept, lane.suites, plan, own.measured(plan, results), stage)
+            _judge(lane, plan, results, waiting[0])
+            del waiting[0]
+            codes.append(finish(stage, selection, lacking=own.lacking(stage.findings)))
+    return max(codes)
+
+
+@contextmanager
+def _reported(waiting: Sequence[_StageReport[P, L]], selection: Selection) -> Iterator[None]:
+    """Write an error into the reports of all stages that still wait for their verdict."""
+    try:
+        yield
+    except BaseException:
+        with ExitStack() as reports:
+            for report in waiting:
+                reports.enter_context(report.run.reported(selection.reports, report.own.rule))
+            raise
+
+
+def _judge(lane: Lane[P, L], plan: L, results: Results, stage_report: _StageReport[P, L]) -> None:
+    """Put the verdict on each program into the report, and what its stage remarks."""
+    stage, judgements = stage_report.run, stage_report.judgements
+    verdicts: dict[str, Verdict] = {}
+    for program in lane.suites.own(plan.programs):
+        own_results = results_of_program(program, results)
+        given = [judgement.verdict(plan, program, own_results) for judgement in judgements]
+        if verdict := _joined(given):
+            verdicts[program.name] = verdict
+    report(stage, lane.suites, plan, verdicts, results)
+    for judgement in judgements:
         remarks = judgement.remarks(plan, results, stage.findings)
         stage.findings += remarks.findings
         stage.metrics |= remarks.metrics
-    return finish(stage, selection, lacking=judgement.lacking(stage.findings))
+
+
+def _joined(verdicts: Sequence[Verdict | None]) -> Verdict | None:
+    """Return the last verdict, with the findings of all. What two of them say is said as the later one says
+    it."""
+    if verdicts[-1] is None:
+        return None
+    findings = {
+        (finding.rule, finding.message): finding
+        for verdict in verdicts
+        if verdict is not None
+        for finding in verdict.findings
+    }
+    return Verdict(findings.values(), verdicts[-1].row)

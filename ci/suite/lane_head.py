@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,3 +74,17 @@ class LaneHead:
     @property
     def stage_names(self) -> tuple[str, ...]:
         return tuple(stage.name for stage in self.stages)
+
+
+JUDGING = "QNN_CI_JUDGING"
+"""The gate sets it where several stages judge one pass over a suite: to their names."""
+
+
+def judging(stages: Iterable[str]) -> dict[str, str]:
+    """Return the variable for a pass that these stages judge."""
+    return {JUDGING: " ".join(stages)}
+
+
+def judging_stages() -> tuple[str, ...]:
+    """Return the stages that judge this process's pass; empty if its own stage alone does."""
+    return tuple(os.environ.get(JUDGING, "").split())

@@ -7,11 +7,12 @@ import argparse
 import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+from ci.suite.lane_head import judging_stages
 from ci.work.jobs import Job, WorkOptions, longest_first
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, switch
 from provisioning.base.commands import Fix, leave_out
@@ -81,6 +82,8 @@ class StageOptions:
     accept: bool
     """Whether measured values become the expected ones."""
     list_only: bool
+    stages: tuple[str, ...] = field(default=(), kw_only=True)
+    """The stages of the lane that judge the pass; empty if the one that was typed does so alone."""
 
 
 def add_choice(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -113,7 +116,9 @@ def add_accept(group: argparse._ActionsContainer, files: str) -> None:
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
-    return StageOptions(host_selection(args), choice_of(args), work_of(args), args.accept, args.list)
+    choice, work = choice_of(args), work_of(args)
+    stages = judging_stages()
+    return StageOptions(host_selection(args), choice, work, args.accept, args.list, stages=stages)
 
 
 def add_work(

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from lab.bench.frame import Aim, Benchmark
-from lab.bench.gate import COLD, PLAIN, benchmark_of
+from lab.bench.gate import COLD, PLAIN, WARM, benchmark_of
 
-AIMS = (Aim(COLD, PLAIN, 1.5),)
+AIMS = (Aim(COLD, PLAIN, 1.5), Aim(WARM, 12.0))
 MODELS = {
     "resnet10": "vision:resnet",
     "keywords": "audio:keywords",

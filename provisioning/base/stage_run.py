@@ -120,6 +120,10 @@ class StageRun:
     def __post_init__(self) -> None:
         self.command = self.command or session(self.stage, *sys.argv[2:])
 
+    def begin(self) -> None:
+        """Start the clock again: until now the stage waited for another one."""
+        self.started, self._clock = utc_now(), time.monotonic()
+
     def add(self, rule: str, severity: Severity, subject: str, message: str, fix: str = "") -> None:
         self.findings.append(Finding(rule, severity, subject, message, fix))
 

@@ -150,7 +150,7 @@ LOWERING_WORKER = "tests.support.lowering_worker"
 
 
 def plan_of_executorch(
-    folder: Folder, programs: Sequence[ExecutorchProgram], options: StageOptions, stage: str = ""
+    folder: Folder, programs: Sequence[ExecutorchProgram], options: StageOptions, stages: tuple[str, ...] = ()
 ) -> ExecutorchPlan:
     environment = {"PATH": os.environ["PATH"]}
     return lowering_support.plan_of(folder.path, programs, options.work, environment=environment)
@@ -215,7 +215,7 @@ def onnx_steps_of(folder: Folder, program: OnnxProgram) -> Iterator[Step[Any]]:
 
 
 def plan_of_llm(
-    folder: Folder, programs: Sequence[LlmProgram], options: StageOptions, stage: str = ""
+    folder: Folder, programs: Sequence[LlmProgram], options: StageOptions, stages: tuple[str, ...] = ()
 ) -> LlmPlan:
     packages = packages_of(programs, folder.selection.store)
     return LlmPlan(tuple(programs), folder.selection, options.work, folder.path / "logs", packages, None)
@@ -245,7 +245,7 @@ def toys_in_which(patch: pytest.MonkeyPatch, folder: Folder, outcome: str) -> An
 
 
 def toy_steps_of(folder: Folder, program: toy_lane.ToyProgram) -> Iterator[Step[Any]]:
-    yield toy_lane.compiling(toy_lane.plan_of([program], folder.options(), "test_toy"))
+    yield toy_lane.compiling(toy_lane.plan_of([program], folder.options(), ()))
 
 
 # Other values of each field

@@ -79,6 +79,46 @@ def test_stages_run_in_order_and_what_needs_a_failed_one_does_notrun(reports: Pa
     assert gate.exit_code(again) == 0
 
 
+def of_lane(name: str, *needs: str) -> GateStage:
+    return GateStage(name=name, program=MODULE, needs=needs, lane="toy")
+
+
+def test_stages_of_one_lane_are_one_process_and_each_has_its_own_verdict(reports: Path) -> None:
+    results = run(reports, stage("passes"), of_lane("passes-1"), of_lane("fails-2"))
+    assert [log.name for log in sorted((reports / "logs").iterdir())] == ["passes-1.log", "passes.log"]
+    assert [(result.report.stage, result.code) for result in results] == [
+        ("passes", 0),
+        ("passes-1", 0),
+        ("fails-2", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("fails-1", "late-2"), {"fails-1": "fail", "late-2": "error"}),
+        (("passes-1", "exits3-2"), {"passes-1": "pass", "exits3-2": "error"}),
+    ],
+)
+def test_a_process_that_dies_takes_no_verdict_with_it_that_it_gave_before(
+    reports: Path, names: tuple[str, str], found: dict[str, str]
+) -> None:
+    assert verdicts(run(reports, *map(of_lane, names))) == found
+
+
+def test_a_stage_that_lacks_what_it_needs_leaves_the_other_of_its_lane_alone(reports: Path) -> None:
+    results = run(reports, stage("fails"), of_lane("passes-1"), of_lane("passes-2", "fails"))
+    assert started(reports) == ["fails", "passes-1"]
+    assert verdicts(results) == {"fails": "fail", "passes-1": "pass", "passes-2": "did not run"}
+
+
+def test_an_interruption_leaves_the_verdict_that_a_pass_gave_before(reports: Path) -> None:
+    code, _ = _interrupted(reports, signal.SIGINT, "toy:fails-1", "toy:waits-2", "passes")
+    report = json.loads((reports / "gate.json").read_text())
+    words = [row["verdict"] for row in report["metrics"]["stages"]]
+    assert (code, words) == (130, ["fail", "did not run", "did not run"])
+
+
 def test_an_older_report_is_never_taken_for_this_runs(reports: Path) -> None:
     run(reports, stage("passes"))
     (reports / "exits1.json").write_text((reports / "passes.json").read_text().replace("passes", "exits1"))
@@ -121,9 +161,8 @@ def test_a_stage_that_says_in_its_report_what_kept_it_is_taken_at_its_exit_code(
 ) -> None:
     StageRun("one", "wheels", "", "nox -s one").finish(outcome).write(reports)
     selection = Selection("wheels", "", "SM8650", reports.parent / "store", reports)
-    (reports / "logs").mkdir()
-    (reports / "logs" / "one.log").touch()
-    ran = gate.judge(stage("one"), code, selection, 1.0, "nox -s one")
+    (log := reports / "one.log").touch()
+    ran = gate.judge(stage("one"), code, selection, 1.0, "nox -s one", log)
     assert (ran.code, ran.report.outcome) == (kept, Outcome.ERROR if code == 70 else outcome)
 
 

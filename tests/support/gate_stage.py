@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from ci.suite.lane_head import judging_stages
 from provisioning.base.command_line import guarded
 from provisioning.base.findings import Artifact, Outcome, Severity
 from provisioning.base.selection import add_selection, selection_of
@@ -30,38 +31,43 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.name == "gate":
         return _gate(args)
-    (args.reports / "ran").open("a").write(f"{args.name}\n")
-    behaviour = args.name.partition("-")[0]
-    run = StageRun(args.name, "wheels", "x86_64-linux", f"nox -s {args.name}")
+    return max(_behave(name, args.reports, argv) for name in judging_stages() or (args.name,))
+
+
+def _behave(name: str, reports: Path, argv: list[str]) -> int:
+    with (reports / "ran").open("a") as ran:
+        ran.write(f"{name}\n")
+    behaviour = name.partition("-")[0]
+    run = StageRun(name, "wheels", "x86_64-linux", f"nox -s {name}")
     if behaviour == "passes":
-        run.artifacts.append(Artifact("thing", f"{args.name}.so", "ab" * 32, 1500))
-        run.finish().write(args.reports)
+        run.artifacts.append(Artifact("thing", f"{name}.so", "ab" * 32, 1500))
+        run.finish().write(reports)
         return 0
     if behaviour == "fails":
         run.add("rule", Severity.ERROR, "subject", "is bad", "fix it")
-        run.finish().write(args.reports)
+        run.finish().write(reports)
         return 1
     if behaviour in ("odd", "late"):
         run.add("rule", Severity.ERROR, "subject", "is bad")
-        run.finish().write(args.reports)
+        run.finish().write(reports)
         if behaviour == "late":
             os.kill(os.getpid(), signal.SIGSEGV)
         return 9
     if behaviour == "lies":
-        run.finish(Outcome.FAIL).write(args.reports)
+        run.finish(Outcome.FAIL).write(reports)
         return 0
     if behaviour == "breaks":
-        with run.reported(args.reports, "broke"):
+        with run.reported(reports, "broke"):
             raise LookupError("no such thing")
     if behaviour in ("waits", "stubborn"):
         if behaviour == "stubborn":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        (args.reports / "pid").write_text(str(os.getpid()))
+        (reports / "pid").write_text(str(os.getpid()))
         time.sleep(120)
     if behaviour == "tells":
         print(f"argv={argv}")
-        run.finish().write(args.reports)
+        run.finish().write(reports)
         return 0
     # exits3: with that code, and no report
     return int(behaviour.removeprefix("exits"))
@@ -72,12 +78,16 @@ def _gate(args: argparse.Namespace) -> int:
     from ci.gate import verb as gate
     from ci.gate.table import GateStage
 
-    stages = [GateStage(name=name, program=MODULE) for name in args.stages]
+    # LANE:NAME is a stage of that lane.
+    stages = [
+        GateStage(name=name, program=MODULE, lane=lane)
+        for lane, _, name in (text.rpartition(":") for text in args.stages)
+    ]
     supervision.END_SECONDS = 0.1
     selection = selection_of(args)
     assert selection.reports == Path(args.reports)
-    flags = ["--reports", str(args.reports)]
-    return guarded(lambda: gate.run_gate(stages, args.stages, selection, flags), debug=True)
+    flags, names = ["--reports", str(args.reports)], [stage.name for stage in stages]
+    return guarded(lambda: gate.run_gate(stages, names, selection, flags), debug=True)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def compiling(plan: ToyPlan) -> Step[ToyProgram]:
     )
 
 
-def plan_of(programs: Sequence[ToyProgram], options: StageOptions, stage: str) -> ToyPlan:
+def plan_of(programs: Sequence[ToyProgram], options: StageOptions, stages: tuple[str, ...]) -> ToyPlan:
     selection = options.selection
     packages = packages_of(programs, selection.store)
     return ToyPlan(tuple(programs), selection, options.work, selection.reports / "toy", packages)
@@ -131,7 +131,7 @@ def programs_of(model: OneModel, suite: Path | None) -> list[ToyProgram]:
 
 
 def plan_to_compile(model: OneModel, programs: Sequence[ToyProgram]) -> ToyPlan:
-    return plan_of(programs, StageOptions(model.selection, Choice(), model.work, False, False), "compile")
+    return plan_of(programs, StageOptions(model.selection, Choice(), model.work, False, False), ())
 
 
 def product_of(model: OneModel, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Product:
@@ -191,7 +191,7 @@ REGISTERED = Registered(HEAD, lambda: LANE, lambda: SUITES, lambda: LANE, lambda
 
 # What tests alone need: a lane in which work goes wrong.
 def lane_in_which(goes_wrong: str) -> ModelLane[ToyProgram, ToyPlan]:
-    def plan(programs: Sequence[ToyProgram], options: StageOptions, stage: str) -> ToyPlan:
-        return replace(plan_of(programs, options, stage), goes_wrong=goes_wrong)
+    def plan(programs: Sequence[ToyProgram], options: StageOptions, stages: tuple[str, ...]) -> ToyPlan:
+        return replace(plan_of(programs, options, stages), goes_wrong=goes_wrong)
 
     return replace(LANE, plan=plan)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,21 @@ import pytest
 from ci.model_commands.compile import compile_model, compile_precisions
 from ci.one_model.model import OneModel
 from ci.one_model.product import History
+from ci.suite.lane import LaneStep, StageJudgement
 from ci.suite.options import Choice, StageOptions
+from ci.suite.stage import Results, Verdict
 from ci.suite.suite_file import Thresholds
 from ci.work.jobs import WorkOptions
-from provisioning.base.errors import ToolkitError, UsageError
-from provisioning.base.findings import Report
+from ci.work.outcome import Result
+from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import Selection
 from tests.support import toy_lane
 from tests.support.toy_lane import (
     SUITES,
     ToyOptions,
+    ToyPlan,
+    ToyProgram,
     lane_in_which,
 )
 
@@ -67,6 +74,87 @@ def test_its_programs_are_cached_and_judged_and_those_that_fail_are_done_again(t
     assert (finding.rule, finding.fix) == ("toy-refused", "make it narrower")
     code, rows = toys(tmp_path)
     assert code == 1 and [row["cached"] for row in rows.values()] == [True, True, True, False]
+
+
+class Weighing:
+    """A second step of the toy lane, whose stage refuses the program of width 3; it counts both steps."""
+
+    def __init__(self, folder: Path, error: str = "") -> None:
+        self.folder, self.error, self.steps = folder, error, list[str]()
+
+    def compiled(self, plan: ToyPlan, results: Results) -> Mapping[str, Result]:
+        self.steps.append("toy")
+        return toy_lane.compiled_results(plan, results)
+
+    def weighed(self, plan: ToyPlan, results: Results) -> Mapping[str, Result]:
+        self.steps.append("weighed")
+        if self.error:
+            raise EnvironmentLacking(self.error, fix="buy one")
+        return results["toy"]
+
+    def verdict(self, plan: ToyPlan, program: ToyProgram, results: Mapping[str, Result]) -> Verdict:
+        (own,) = toy_lane.LANE.judgements
+        lost = own.verdict(plan, program, results)
+        assert lost
+        heavy = [Finding("too-heavy", Severity.ERROR, program.name, "it is", "")]
+        return Verdict([*lost.findings, *(heavy if program.run.width == 3 else [])], {})
+
+    def run(self, stage: str, *stages: str, **changes: Any) -> int:
+        (toy,) = toy_lane.LANE.judgements
+        weight = StageJudgement(
+            stage="test_weight", rule="weight-not-run", last_step="weighed", verdict=self.verdict
+        )
+        steps = (LaneStep("toy", self.compiled), LaneStep("weighed", self.weighed))
+        lane = replace(toy_lane.LANE, steps=steps, judgements=(toy, weight), **changes)
+        suite = self.folder / "toy.toml"
+        suite.write_text(SUITE)
+        reports = self.folder / "reports"
+        selection = Selection("wheels", "x86_64-linux", "SM8650", self.folder / "store", reports)
+        options = StageOptions(
+            selection, Choice(suites=(suite,)), WorkOptions(jobs=1), False, False, stages=stages
+        )
+        return lane.run_suite(stage, options)
+
+    def rules(self) -> dict[str, list[str]]:
+        """The rules of the findings in each report."""
+        reports = map(Report.read, (self.folder / "reports").glob("*.json"))
+        return {report.stage: sorted(finding.rule for finding in report.findings) for report in reports}
+
+
+BOTH = "test_toy", "test_weight"
+
+
+def test_two_stages_judge_one_pass(tmp_path: Path) -> None:
+    weighing = Weighing(tmp_path)
+    assert weighing.run("test_weight", *BOTH) == 1
+    assert weighing.steps == ["toy", "weighed"]
+    assert weighing.rules() == {"test_toy": ["toy-refused"], "test_weight": ["too-heavy", "toy-refused"]}
+
+
+def test_a_stage_alone_stops_after_its_last_step_and_judges_all_that_it_did(tmp_path: Path) -> None:
+    first, second = Weighing(tmp_path / "first"), Weighing(tmp_path / "second")
+    for weighing, stage in ((first, "test_toy"), (second, "test_weight")):
+        weighing.folder.mkdir()
+        assert weighing.run(stage) == 1
+    assert (first.steps, second.steps) == (["toy"], ["toy", "weighed"])
+    assert first.rules() == {"test_toy": ["toy-refused"]}
+    # What both judgements find is there once.
+    assert second.rules() == {"test_weight": ["too-heavy", "toy-refused"]}
+
+
+def test_what_ends_a_pass_is_in_the_reports_of_the_stages_that_have_no_verdict_yet(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking):
+        Weighing(tmp_path, "no scales").run("test_weight", *BOTH)
+    assert Weighing(tmp_path).rules() == {"test_toy": ["toy-refused"], "test_weight": ["weight-not-run"]}
+
+
+def test_a_machine_that_lacks_something_is_in_the_report_of_each_stage(tmp_path: Path) -> None:
+    def plan(*_: object) -> ToyPlan:
+        raise EnvironmentLacking("no floor", fix="build one")
+
+    with pytest.raises(EnvironmentLacking):
+        Weighing(tmp_path).run("test_weight", *BOTH, plan=plan)
+    assert Weighing(tmp_path).rules() == {"test_toy": ["toy-not-run"], "test_weight": ["weight-not-run"]}
 
 
 def test_work_ends_when_the_time_for_all_of_it_does(tmp_path: Path) -> None:

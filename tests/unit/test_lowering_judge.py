@@ -22,6 +22,7 @@ from ci.lanes.executorch.findings import (
     findings_of,
     mismatches_of,
 )
+from ci.lanes.executorch.lane import LANE
 from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.orders import EmulatorRun
 from ci.lanes.executorch.product import product_of
@@ -30,11 +31,13 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.one_model.model import OneModel
 from ci.operators import CpuOperator
 from ci.suite.accepted import Recorded, load_tolerances
+from ci.suite.lane import LaneStep
+from ci.suite.options import Choice, StageOptions
 from ci.suite.runner import Runner
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Failure, Result
 from provisioning.base.errors import CheckFailed
-from provisioning.base.findings import Severity
+from provisioning.base.findings import Report, Severity
 from provisioning.known_faults import NO_FIX, load_faults
 from tests.support.lowering import SUITE, compiled_as, make_program, plan_of
 from tests.support.programs import BUILD_ID, context, options, program
@@ -257,6 +260,38 @@ class TestWhole:
             results[RAN] = Result(record=run)
         with pytest.raises(CheckFailed, match=words):
             product_of(model, plan, made, results)
+
+    @pytest.mark.parametrize(
+        ("stages", "rules"),
+        [
+            (("test_emulator",), {"test_emulator": {"lowering-cpu-operator"}}),
+            (
+                ("test_lowering", "test_emulator"),
+                {"test_lowering": {"lowering-cpu-operator"}, "test_emulator": set()},
+            ),
+        ],
+    )
+    def test_what_is_on_the_cpu_is_in_the_report_of_the_first_stage_that_judges(
+        self, tmp_path: Path, stages: tuple[str, ...], rules: dict[str, set[str]]
+    ) -> None:
+        made = make_program(tmp_path / "suite")
+        plan = self.plan(made, tmp_path)
+        compiled = {made.name: _compiled(tmp_path, left=[ERF])}
+        ran = {made.name: Result(record=EmulatorRun({"sqnr_db": 60.0}))}
+        lane = replace(
+            LANE,
+            plan=lambda *_: plan,
+            steps=(LaneStep(COMPILED, lambda *_: compiled), LaneStep(RAN, lambda *_: ran)),
+        )
+        choice = Choice(suites=(made.suite,))
+        assert lane.run_suite(
+            "test_emulator", StageOptions(plan.selection, choice, plan.work, False, False, stages=stages)
+        )
+        reports = {stage: Report.read(plan.selection.reports / f"{stage}.json") for stage in stages}
+        assert rules == {
+            stage: {row.rule for row in report.findings if row.severity is Severity.ERROR}
+            for stage, report in reports.items()
+        }
 
     def test_a_metric_that_fails_is_the_failure_of_its_program(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ from ci.lanes.executorch.steps import (
     RAN,
     ExecutorchPlan,
     has_all_costs,
+    not_on_emulator,
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.model_lines import OperatorAt
@@ -291,7 +292,9 @@ def findings_about_run(
     plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Iterator[Finding]:
     again, result = SUITES.repeat(program, EMULATION), results.get(COMPILED)
-    if result is None:
+    if program.backend != "htp":
+        yield not_on_emulator(program)
+    elif result is None:
         yield plan.refused[program.name]
     elif result.failure:
         yield failure_finding(program, result.failure, EMULATION)

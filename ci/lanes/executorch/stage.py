@@ -59,6 +59,7 @@ def run_results(plan: ExecutorchPlan, results: Results) -> Mapping[str, Result]:
         for program in plan.programs
         if program.name in compiled and compiled[program.name].folder and program.backend == "htp"
     }
+    plan = replace(plan, logs=plan.run_logs or plan.logs)
     return measure(plan, plan.runner, runnable) if plan.runner else {}
 
 

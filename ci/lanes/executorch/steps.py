@@ -96,6 +96,8 @@ class ExecutorchPlan(Plan):
     executorch: Executorch = PROFILES_WHEEL
     runner: Runner | None = None
     """Runs programs; if it is None, nothing runs."""
+    run_logs: Path | None = None
+    """The logs of runs are in this folder, if they are not beside those of compiles."""
 
     @property
     def build_id(self) -> str:
@@ -125,18 +127,27 @@ def plan_of(
     )
 
 
-def plan_of_suite(programs: Sequence[ExecutorchProgram], options: StageOptions, stage: str) -> ExecutorchPlan:
-    """Return the plan for one of the lane's stages."""
-    plan = plan_of(programs, options.selection, options.work, stage.removeprefix("test_"))
-    if stage != EMULATION:
+def plan_of_suite(
+    programs: Sequence[ExecutorchProgram], options: StageOptions, stages: tuple[str, ...]
+) -> ExecutorchPlan:
+    """Return the plan for a pass that these stages of the lane judge."""
+    names = [stage.removeprefix("test_") for stage in stages]
+    plan = plan_of(programs, options.selection, options.work, names[0])
+    if EMULATION not in stages:
         return plan
-    for program in plan.programs:
-        if program.backend != "htp":
-            message = f"the emulator has only the HTP, but this program is for the {program.backend}"
-            fix = SUITES.repeat(program, LOWERING)
-            finding = Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
-            plan.refused.setdefault(program.name, finding)
-    return replace(plan, runner=ready_runner(os.environ, options.selection.reports, plan.executorch))
+    if LOWERING not in stages:
+        # Nobody asked for what is compiled of them.
+        for program in plan.programs:
+            if program.backend != "htp":
+                plan.refused.setdefault(program.name, not_on_emulator(program))
+    runner = ready_runner(os.environ, options.selection.reports, plan.executorch)
+    return replace(plan, runner=runner, run_logs=plan.logs.with_name(names[-1]))
+
+
+def not_on_emulator(program: ExecutorchProgram) -> Finding:
+    message = f"the emulator has only the HTP, but this program is for the {program.backend}"
+    fix = SUITES.repeat(program, LOWERING)
+    return Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
 
 
 def refusals(

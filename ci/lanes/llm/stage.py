@@ -252,7 +252,7 @@ def compiling(plan: LlmPlan, order: CompileOrder) -> Step[LlmProgram]:
     )
 
 
-def plan_of_suite(programs: Sequence[LlmProgram], options: StageOptions, stage: str) -> LlmPlan:
+def plan_of_suite(programs: Sequence[LlmProgram], options: StageOptions, stages: tuple[str, ...]) -> LlmPlan:
     require_installed()
     return LlmPlan.of(programs, options.selection, options.work)
 

@@ -286,7 +286,9 @@ def _seconds(program: OnnxProgram) -> float:
 STAGE, COMPILED = "test_onnx", "onnx"
 
 
-def plan_of_suite(programs: Sequence[OnnxProgram], options: StageOptions, stage: str) -> OnnxPlan:
+def plan_of_suite(
+    programs: Sequence[OnnxProgram], options: StageOptions, stages: tuple[str, ...]
+) -> OnnxPlan:
     require_installed()
     plan = plan_of(programs, options.selection, options.work)
     return replace(plan, new_baseline=options.accept)
