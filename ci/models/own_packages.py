@@ -18,10 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import Requirement
 
 from ci.models.wheels import PinnedWheel
 from ci.models.wheels import variables as located_wheels
-from ci.work.child import declared, key_of_declared
+from ci.work.child import LOCKED, declared, key_of_declared
 from ci.work.digests import Digests
 from provisioning import pip_settings
 from provisioning.base.commands import captured
@@ -35,9 +38,6 @@ from provisioning.base.errors import (
 from provisioning.base.files import hash_file, mutex, replace_text
 from provisioning.base.findings import Metric
 from provisioning.python_environments import CUDA_ONLY, NO_NETWORK, Entry, entries_in, uv_program
-
-LOCKED = "QNN_CI_LOCKED_PACKAGES"
-"""The variable names the folder of the locked packages, where an environment of own packages also looks."""
 
 VARIABLE = "QNN_CI_REQUIREMENTS"
 """The variable names the requirements for suites that name none."""
@@ -251,7 +251,8 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
     for file in _project_files(needs):
         yield file.name, file.read_text(encoding="utf-8")
     for package in needs.packages:
-        yield package, hash_file(Path(package)) if Path(package).is_absolute() else ""
+        named = file_of(package)
+        yield package, hash_file(named) if named else ""
     files: set[Path] = set()
     while queue:
         file = queue.pop()
@@ -270,6 +271,14 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
             if include := INCLUDE.match(line):
                 queue.append(file.parent / include[1])
         yield str(file.name), text
+
+
+def file_of(package: str) -> Path | None:
+    """Return the file of this machine that a requirement names; None if it names none."""
+    if Path(package).is_absolute():
+        return Path(package)
+    address = urlsplit(Requirement(package).url or "")
+    return Path(unquote(address.path)) if address.scheme == "file" else None
 
 
 def _project_files(needs: Needs) -> list[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from ci.models.own_packages import NONE, VARIABLE, Needs, locked_versions
+from ci.models.own_packages import NONE, VARIABLE, Needs, file_of, locked_versions
 from ci.models.projects import contradicted, dependencies_of
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import path_of_package
@@ -74,10 +74,15 @@ def _refuse_beside_a_suite(model: OneModel) -> None:
 
 def _requirement(text: str) -> str:
     try:
-        return str(Requirement(text))
+        requirement = str(Requirement(text))
     except InvalidRequirement as error:
         message = f"--with {text}: expected a requirement such as timm==1.0.20, or a path; {error}"
         raise UsageError(message.partition("\n")[0], fix="--with NAME==VERSION") from error
+    if (file := file_of(requirement)) and not file.is_file():
+        raise UsageError(
+            f"--with {text}: there is no file {file}", fix="name a wheel; --with FOLDER a project"
+        )
+    return requirement
 
 
 def _refuse_contradictions(asked: Iterable[tuple[str, str]], pins: Mapping[str, str]) -> None:

@@ -187,13 +187,22 @@ class _StepRun(Generic[P]):
         state.lines = exported.lines
         state.variables = tuple(name for name in _variables_named_in(exported.modules) if name not in environ)
         try:
-            return self._look_up(state, self._step.export_key(state.program, reply))
+            libraries = self._digests_of(exported.libraries)
+            return self._look_up(
+                state, {"libraries": libraries, **self._step.export_key(state.program, reply)}
+            )
         except NotCached as error:
             state.not_cached = state.reason = str(error)
             state.exported = not isinstance(error, NotExported)
             return self._begin(state)
         except Refused as refused:
             return Failure.refused(refused, self._exports[task.export].log)
+
+    def _digests_of(self, libraries: Sequence[str]) -> list[Metric]:
+        try:
+            return [[Path(library).name, self._cached.digest(Path(library))] for library in libraries]
+        except OSError as error:
+            raise NotCached(f"its code has loaded {error.filename}, which cannot be read") from error
 
     def _look_up(self, state: _ProgramState[P], model: Key) -> ChildTask | TaskOutcome:
         """Return the work to do, or the outcome if the result is cached."""

@@ -45,6 +45,12 @@ Answer = Callable[[Order], dict[str, object]]
 
 FOR_LIBRARIES = "OMP_NUM_THREADS"
 
+LOCKED = "QNN_CI_LOCKED_PACKAGES"
+"""The variable names the folder of the locked packages, where an environment of own packages also looks."""
+
+SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
+"""The system has its own libraries in these folders."""
+
 GC_THRESHOLD = 10_000
 """How many new objects trigger Python's garbage collector. Imports and exports create millions that stay; the
 default of 700 costs a sixth of their time."""
@@ -231,6 +237,16 @@ def flush_output() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     _libc.fflush(None)
+
+
+def loaded_libraries() -> list[str]:
+    """The libraries that this process has loaded from outside its Python's environment and the system. Those
+    of the environment are known by its packages, and those of Python's own modules by its version."""
+    places = (sys.prefix, Path(os.__file__).parent, os.environ.get(LOCKED, sys.prefix))
+    known = (*(f"{os.path.realpath(place)}/" for place in places), *SYSTEM)
+    rows = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text("utf-8").splitlines())
+    libraries = {row[5] for row in rows if len(row) == 6 and "x" in row[1] and ".so" in Path(row[5]).name}
+    return sorted(path for path in libraries if not path.startswith(known))
 
 
 def memory_of_process(field: str) -> int:

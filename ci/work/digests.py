@@ -1,9 +1,9 @@
 """Compute the SHA-256 of files and keep it with their stamps, so that only changed files are read. Also
 describe what is installed in this interpreter, which is part of every key, by what its installers recorded.
 
-A distribution counts by its name, its version and its RECORD. A file is read only if it may differ from its
-row in the RECORD: it has another size, or changed after the RECORD was written. Files that no RECORD names
-count by their bytes."""
+A distribution counts by its name, its version and its RECORD; a file that differs from its row in the RECORD,
+or that no RECORD names, counts by its bytes. Each file is read once, and again when its stamp differs: its
+age says nothing, as `cp -a` and `chown -R` write a RECORD after the files or before them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import contextlib
 import csv
 import hashlib
 import json
+import marshal
 import os
 import site
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -53,6 +55,15 @@ def images_in(mounts: str) -> tuple[str, ...]:
     return tuple(folders)
 
 
+def _images() -> tuple[str, ...]:
+    return images_in(MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
+
+
+def is_too_recent(stamp: Stamp) -> bool:
+    # True of a stamp in the future as well.
+    return max(stamp[1], stamp[2]) / 1e9 > time.time() - YOUNG_SECONDS
+
+
 class Digests:
     """Keeps the SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent, or
     if the file is in a mounted image."""
@@ -63,15 +74,13 @@ class Digests:
         with contextlib.suppress(OSError, ValueError):
             self._entries.update(json.loads(self._path.read_text(encoding="utf-8")))
         self._is_changed = False
-        self._images = images_in(MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
+        self._images = _images()
 
     def of(self, path: Path) -> str:
         """Return the digest of a file. Raises OSError for anything that is not a readable file."""
         name, stamp = str(path), stamp_of(path.stat())
-        # True of a stamp in the future as well.
-        too_recent = max(stamp[1], stamp[2]) / 1e9 > time.time() - YOUNG_SECONDS
         on_image = bool(self._images) and os.path.realpath(path).startswith(self._images)
-        is_settled, entry = not (too_recent or on_image), self._entries.get(name)
+        is_settled, entry = not (is_too_recent(stamp) or on_image), self._entries.get(name)
         if is_settled and entry and entry[:4] == [*stamp]:
             return str(entry[4])
         digest = hash_file(path)
@@ -110,13 +119,6 @@ class FolderContent:
     startup_files: tuple[str, ...]
 
 
-def stamp_of_installed(info: os.stat_result) -> Stamp:
-    """The stamp of an installed file. It has no ctime if the file has several names: an installer links the
-    files of its cache into each environment, which changes the ctime in all of them. Therefore an edit that
-    keeps the size and restores the time is not noticed."""
-    return info.st_size, info.st_mtime_ns, info.st_ctime_ns if info.st_nlink == 1 else 0, info.st_ino
-
-
 def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
     """The folders where this interpreter has its distributions; those of `packages`, an environment beside
     it, come first."""
@@ -152,36 +154,119 @@ contents: dict[str, FolderContent] = {}
 
 
 def content_of(folder: str, store: Path) -> FolderContent:
-    """Read a folder's content. The store remembers the digests of files that have not changed."""
-    if folder in contents:
-        return contents[folder]
-    files, digests = files_in(folder), Digests(store)
+    """Read a folder's content."""
+    if folder not in contents:
+        known = KnownFiles(folder, store)
+        if known.content is None:
+            known.content = _read_content(folder, known)
+            known.save()
+        contents[folder] = known.content
+    return contents[folder]
+
+
+KNOWN = "qnn-ci.digests.json"
+"""An environment has the digests of its own files in this file, beside its pyvenv.cfg: they are the same for
+all stores. The store has those of other folders."""
+
+
+BATCH = 500
+"""A thread reads this many files before it returns: an environment has some 40,000 small ones."""
+BLOCK = 1 << 18
+
+
+def hash_whole(path: str) -> str:
+    """Hash a file, with as few calls as a small file needs."""
+    digest, descriptor = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while block := os.read(descriptor, BLOCK):
+            digest.update(block)
+            if len(block) < BLOCK:
+                break
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest()
+
+
+class KnownFiles:
+    """Knows the digests of a folder's files by their stamps. The first line of its file says what the folder
+    holds if no stamp has changed; the second line has the digest of each file."""
+
+    def __init__(self, folder: str, store: Path) -> None:
+        environment = Path(folder).parents[2] if len(Path(folder).parents) > 2 else Path(folder)
+        name = f"installed-{_digest(folder)[:16]}.json"
+        is_own = (environment / "pyvenv.cfg").is_file()
+        self._path = environment / KNOWN if is_own else store / "cache" / "results" / name
+        self._folder, self.files = folder, files_in(folder)
+        rows = sorted((name, tuple(stamp)) for name, stamp in self.files.items())
+        self._state = hashlib.sha256(marshal.dumps([folder, rows], 2)).hexdigest()
+        on_image = os.path.realpath(folder).startswith(_images()) if _images() else False
+        self._is_settled = not on_image and not any(map(is_too_recent, self.files.values()))
+        self.content: FolderContent | None = None
+        self._digests: dict[str, list[object]] = {}
+        if on_image:
+            return
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), self._path.open("rb") as stream:
+            head = json.loads(stream.readline())
+            if self._is_settled and head["state"] == self._state:
+                self.content = FolderContent(**head["content"])
+            else:
+                self._digests = dict(json.loads(stream.readline()))
+
+    def read(self) -> dict[str, str]:
+        """Return the digest of each file that can be read."""
+        unknown = [
+            name
+            for name, stamp in self.files.items()
+            if is_too_recent(stamp) or self._digests.get(name, [])[:4] != [*stamp]
+        ]
+        batches = [unknown[start : start + BATCH] for start in range(0, len(unknown), BATCH)]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for digests in pool.map(self._hashed, batches):
+                self._digests |= digests
+        return {name: str(self._digests[name][4]) for name in self.files if self._digests[name][4]}
+
+    def _hashed(self, names: Sequence[str]) -> dict[str, list[object]]:
+        """The rows of these files; a file that cannot be read has no digest."""
+        rows = {}
+        for name in names:
+            try:
+                digest = hash_whole(f"{self._folder}/{name}")
+            except OSError:
+                digest = ""
+            rows[name] = [*self.files[name], digest]
+        return rows
+
+    def save(self) -> None:
+        if self._is_settled and self.content is not None:
+            head = json.dumps({"state": self._state, "content": asdict(self.content)})
+            rows = json.dumps({name: self._digests[name] for name in self.files})
+            # Not being able to write only means that bytes are read again, so this is no error.
+            with contextlib.suppress(OSError):
+                replace_text(self._path, f"{head}\n{rows}\n")
+
+
+def _read_content(folder: str, known: KnownFiles) -> FolderContent:
+    files, digests = known.files, known.read()
     distributions, strays, names = {}, {}, set()
     for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
-        record_time, rows = files[record][2] or files[record][1], []
-        for name, algorithm, digest, size in _rows(f"{folder}/{record}"):
+        rows = []
+        for name, algorithm, digest in _rows(f"{folder}/{record}"):
             names.add(name)
             if name.endswith(STARTUP) or name.rpartition("/")[2] in OF_INSTALLERS:
                 continue
             rows.append(f"{name} {algorithm} {digest}")
-            stamp = files.get(name)
-            if stamp is None:
+            if name not in files:
                 strays[name] = "absent"
-            elif (size and stamp[0] != int(size)) or max(stamp[1], stamp[2]) > record_time:
-                file_digest = digests.of(Path(folder, name))
-                if algorithm != "sha256" or _record_digest(file_digest) != digest:
-                    strays[name] = file_digest
+            elif algorithm != "sha256" or _record_digest(digests.get(name, "")) != digest:
+                strays[name] = digests.get(name, "unreadable")
         title, _, version = record.partition(".dist-info")[0].rpartition("-")
         text = "\n".join(sorted(rows))
         distributions[title.lower().replace("_", "-")] = f"{version} {_digest(text)[:12]}"
-    for name in files.keys() - names:
+    for name in digests.keys() - names:
         if not name.endswith((*STARTUP, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
-            with contextlib.suppress(OSError):
-                strays[name] = digests.of(Path(folder, name))
-    digests.save()
+            strays[name] = digests[name]
     startup_files = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTUP)))
-    contents[folder] = FolderContent(distributions, strays, startup_files)
-    return contents[folder]
+    return FolderContent(distributions, strays, startup_files)
 
 
 @cache
@@ -202,19 +287,18 @@ def files_in(folder: str) -> Mapping[str, Stamp]:
 
 def _entry_stamp(entry: os.DirEntry[str]) -> Stamp:
     try:
-        return stamp_of_installed(entry.stat())
+        return stamp_of(entry.stat())
     except OSError:  # a link to nothing
         return 0, 0, 0, 0
 
 
-def _rows(record: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the name, algorithm, digest and size of each file in this folder for which a RECORD has a
-    digest."""
+def _rows(record: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, algorithm and digest of each file in this folder for which a RECORD has a digest."""
     with Path(record).open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
         for row in csv.reader(stream):
             if len(row) == 3 and row[1] and not row[0].startswith(("/", "../")):
                 algorithm, _, digest = row[1].partition("=")
-                yield row[0], algorithm, digest, row[2]
+                yield row[0], algorithm, digest
 
 
 def _record_digest(digest: str) -> str:

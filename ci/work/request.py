@@ -52,7 +52,9 @@ class Folder:
     known_by: str | None = None
     """This decides the result in place of the files."""
     is_flat: bool = False
-    """Whether the work reads no file of a folder in it."""
+    """Whether the work reads no file of a folder in it, except `also`."""
+    also: tuple[str, ...] = ()
+    """The work reads these files, too."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -129,8 +131,14 @@ def _shortened(value: Metric) -> Metric:
 
 
 def digests_below(folder: Folder, digest: Digest) -> dict[str, Metric]:
-    top, names = Path(folder.path), files_below(Path(folder.path), folder.suffixes, is_flat=folder.is_flat)
-    return {name: digest(top / name) for name in names}
+    return {name: digest(Path(folder.path, name)) for name in names_below(folder)}
+
+
+def names_below(folder: Folder) -> list[str]:
+    """The names of the files that the work reads."""
+    top = Path(folder.path)
+    also = [name for name in folder.also if (top / name).is_file()]
+    return sorted({*files_below(top, folder.suffixes, is_flat=folder.is_flat), *also})
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...], *, is_flat: bool = False) -> Iterator[str]:

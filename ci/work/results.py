@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ci.work.child import SYSTEM, table
 from ci.work.digests import Digests, installed, site_folders
 from ci.work.plain import Facts
 from ci.work.request import files_below
@@ -69,10 +70,11 @@ class CachedResults:
         self._count = itertools.count()
 
     def find(self, key: Key) -> CachedResult | None:
-        """Return the result; None if there is none, or if its files are not as they were written."""
-        path = self._record(digest_of(dict(key)))
+        """Return the result; None if there is none, if its record is of another key, or if its files are not
+        as they were written."""
+        path = self._record(digest := digest_of(dict(key)))
         document = _load(path)
-        if document is None:
+        if document is None or document.get("key") != digest:
             return None
         folder = path.with_name(document["folder"]) if document["folder"] else None
         if not self._is_whole(folder, document["files"]):
@@ -93,7 +95,8 @@ class CachedResults:
         if folder and place:
             self._put(folder, place, files)
             self._has_grown = True
-        _store(path, {"facts": dict(facts), "folder": place.name if place else "", "files": files})
+        record = {"key": digest, "facts": dict(facts), "folder": place.name if place else "", "files": files}
+        _store(path, record)
         _store(self._subject(subject), {"key": dict(key)})
         document = json.loads(json.dumps(dict(facts)))
         return CachedResult(document, place)
@@ -165,7 +168,8 @@ class CachedResults:
 
     def _is_whole(self, folder: Path | None, files: Mapping[str, str]) -> bool:
         try:
-            return all(folder and self.digest(folder / name) == digest for name, digest in files.items())
+            is_same = all(folder and self.digest(folder / name) == digest for name, digest in files.items())
+            return is_same and set(names_in(folder)) == files.keys()
         except OSError:
             return False
 
@@ -190,9 +194,13 @@ def _abbreviated(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
-def digests_in(folder: Path | None) -> dict[str, str]:
+def names_in(folder: Path | None) -> list[str]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
-    return {path.relative_to(folder).as_posix(): hash_file(path) for path in paths if folder}
+    return [path.relative_to(folder).as_posix() for path in paths if folder]
+
+
+def digests_in(folder: Path | None) -> dict[str, str]:
+    return {name: hash_file(folder / name) for name in names_in(folder) if folder}
 
 
 def _load(path: Path) -> dict[str, Any] | None:
@@ -215,7 +223,8 @@ def whole(record: Path) -> list[Path]:
     document = _load(record) or {}
     name, files = document.get("folder"), document.get("files")
     if (
-        not isinstance(name, str)
+        document.get("key") != record.stem
+        or not isinstance(name, str)
         or not isinstance(files, dict)
         or not isinstance(document.get("facts"), dict)
     ):
@@ -248,11 +257,13 @@ def surroundings(
 ) -> dict[str, Json]:
     """The rows of a key that all work of one home shares. `packages` is the suite's own environment, and
     `projects` are the projects that it has installed editable."""
-    from ci.work.child import table
-
     search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
     folders, digests = site_folders(packages), Digests(store)
     code: list[Json] = [folder_digest(Path(folder), CODE, digests.of) for folder in search]
+    libraries: list[Json] = [
+        libraries_in(Path(folder), digests.of)
+        for folder in filter(None, environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    ]
     digests.save()
     return {
         "python": python_name(),
@@ -260,8 +271,18 @@ def surroundings(
         "variables": {name: environ[name] for name in table().fixed if name in environ},
         "packages": dict(installed(folders, search, store, projects)),
         "PYTHONPATH": code,
+        "LD_LIBRARY_PATH": libraries,
         "toolkit": toolkit(),
     }
+
+
+def libraries_in(folder: Path, digest: Callable[[Path], str]) -> Json:
+    """The digest of the libraries that the loader may find in a folder; those of the system do not count."""
+    if f"{os.path.realpath(folder)}/".startswith(SYSTEM):
+        return "the system"
+    paths = [path for form in ("*.so*", "glibc-hwcaps/*/*.so*") for path in sorted(folder.glob(form))]
+    names = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    return digest_of([[name, digest(folder / name)] for name in names])
 
 
 TOOLKIT = ("ci", "provisioning", "qnn_ci")
@@ -299,6 +320,8 @@ class ExportReply:
     lines: Lines = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     """The files of the model's code."""
+    libraries: tuple[str, ...] = ()
+    """The libraries that its process has loaded from outside its Python's environment and the system."""
 
 
 def relocated(facts: Facts, old_lines: Lines, new_lines: Lines) -> Facts | None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from ci.models.own_packages import LOCKED, Needs, OwnPackages, installed, locked_versions
+from ci.models.own_packages import Needs, OwnPackages, installed, locked_versions
 from ci.suite.stage import packages_of, run_cached_step
 from ci.work.cached_steps import Step
-from ci.work.child import closed
+from ci.work.child import LOCKED, closed
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from ci.work.schedule import Home
@@ -128,6 +128,20 @@ def test_what_needs_a_pinned_package_is_installed_alone_by_its_hash(
     own = installed(requirements(tmp_path, "acme-ops\n"), store)
     assert own.folder and own.versions == {"acme-ops": "1.0"}
     assert hashlib.sha256(content).hexdigest() in (own.folder.parent / "resolved.txt").read_text()
+
+
+def test_an_edited_wheel_that_is_named_by_its_address_is_installed_anew(tmp_path: Path, store: Path) -> None:
+    """`--with "acme-ops @ file:///…"` has the same text for other bytes."""
+    wheel = tmp_path / "acme_ops-1.0-py3-none-any.whl"
+    keys = []
+    for text in ("X = 1\n", "X = 2\n"):
+        wheel.write_bytes(make_wheel(wheel.name, more={"acme_ops/__init__.py": text}))
+        own = installed(Needs(packages=(f"acme-ops @ file://{wheel}",)), store)
+        assert own.folder
+        (module,) = own.folder.glob("lib/python*/site-packages/acme_ops/__init__.py")
+        assert module.read_text() == text
+        keys.append(own.key())
+    assert keys[0] != keys[1]
 
 
 def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:

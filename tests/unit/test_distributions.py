@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,21 +136,58 @@ def test_where_and_when_it_was_installed_is_no_matter(site: Path, tmp_path: Path
     (other / "part" / "__pycache__").mkdir()
     (other / "part" / "__pycache__" / "x.pyc").write_text("x")
     # As uv does for another environment: that changes the file's ctime and nothing else.
-    time.sleep(0.02)
     os.link(other / "part/__init__.py", tmp_path / "linked.py")
     assert seen(other) == seen(site)
 
 
-def test_another_name_of_a_file_changes_nothing_that_is_looked_at(site: Path, tmp_path: Path) -> None:
-    """As uv gives one to each file in its cache for every other environment: nothing need be read again."""
-    module = site / "part/__init__.py"
-    os.link(module, tmp_path / "cached")
-    seen(site)
-    before = digests.files_in(str(site))
-    time.sleep(0.02)
-    os.link(module, tmp_path / "another")
-    seen(site)
-    assert digests.files_in(str(site)) == before
+@pytest.mark.parametrize(
+    "copied", ["cp -a {0} {1}", "chmod -R g+w {0}; cp -a {0} {1}", "cp -a {0} {1}; touch {1}/*/RECORD"]
+)
+def test_an_edit_is_seen_whatever_a_copy_makes_of_the_times(copied: str, site: Path, tmp_path: Path) -> None:
+    """A copy writes the RECORD before the other files or after them, whatever was changed last."""
+    before, module, copy = seen(site), site / "part/__init__.py", tmp_path / "copied" / "site-packages"
+    times = module.stat().st_atime_ns, module.stat().st_mtime_ns
+    module.write_text("x = 2")
+    os.utime(module, ns=times)
+    copy.parent.mkdir()
+    subprocess.run(["sh", "-c", copied.format(site, copy)], check=True)
+    for folder in (site, copy):
+        os.utime(folder / "part-1.0.dist-info/RECORD")
+        assert seen(folder)["(files)"] != before["(files)"]
+
+
+@pytest.mark.parametrize("has_environment", [True, False])
+def test_a_file_is_read_once_for_each_inode_and_time_of_change(
+    has_environment: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own environment remembers it for all stores."""
+    site = tmp_path / "lib/python3/site-packages"
+    install(site, "part", "1.0", {"part/__init__.py": "x = 1", "part/more.py": "y = 1"})
+    if has_environment:
+        (tmp_path / "pyvenv.cfg").touch()
+    read = list[str]()
+    monkeypatch.setattr(digests, "YOUNG_SECONDS", -10.0)
+    monkeypatch.setattr(digests, "hash_whole", _recorded(digests.hash_whole, read))
+
+    def names_read(store: str) -> set[str]:
+        as_in_a_new_process()
+        read.clear()
+        installed((str(site),), [], tmp_path / store)
+        return {Path(name).name for name in read if name.endswith(".py")}
+
+    assert names_read("store") == {"__init__.py", "more.py"}
+    assert names_read("store") == set()
+    assert (names_read("another") == set()) is has_environment
+    os.link(site / "part/more.py", tmp_path / "linked")
+    assert names_read("store") == {"more.py"}
+
+
+def _recorded(function: Callable[[str], str], calls: list[str]) -> Callable[[str], str]:
+    def call(path: str) -> str:
+        calls.append(path)
+        return function(path)
+
+    return call
 
 
 def test_a_link_to_nothing_hides_no_file_beside_it(site: Path) -> None:

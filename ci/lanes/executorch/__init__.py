@@ -27,6 +27,9 @@ HEAD = LaneHead(
 PROGRAM = "program.pte"
 """A program's file has this name in a result's folder."""
 
+CHOSEN = ".chosen"
+"""Files of values among which indices choose end with this, in a result's folder."""
+
 QUANTIZED = "quantized.pt2"
 """A quantized model's file has this name in a result's folder."""
 

@@ -24,7 +24,7 @@ from ci.models.inputs import InputsUsed
 from ci.models.model_lines import source_of, users_line
 from ci.models.user_model import BadFactory, modules_in
 from ci.suite.programs import ProgramOrder
-from ci.work.child import doing, error_reply, reporting
+from ci.work.child import doing, error_reply, loaded_libraries, reporting
 from ci.work.plain import reader, to_json
 from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
@@ -133,7 +133,12 @@ def _exported(request: ExportRequest) -> ExportedRuns:
         except BadFactory as error:
             more = {"fix": error.fix, "missing": error.missing}
             runs[name] = ExportedRun(error=error_reply("factory", str(error), **more))
-    return ExportedRuns(runs=runs, lines=lines, modules=tuple(modules_in(Path(request.search_path))))
+    return ExportedRuns(
+        runs=runs,
+        lines=lines,
+        modules=tuple(modules_in(Path(request.search_path))),
+        libraries=tuple(loaded_libraries()),
+    )
 
 
 def _exported_run(chip_model: ChipModel, lines: dict[str, tuple[str, str]]) -> ExportedRun:

@@ -30,7 +30,7 @@ from ci.explain.audit import KeptNodes
 from ci.explain.losses import BeyondHalf, beyond_of
 from ci.explain.torch_graph import TorchGraph, operator_at, outputs_of
 from ci.explain.torch_values import Passing, Tensors
-from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch import CHOSEN, PROGRAM
 from ci.lanes.executorch.export import ChipModel, Failed
 from ci.lanes.executorch.orders import (
     ChipProgram,
@@ -192,7 +192,7 @@ def _add_choice(
     """Add what its indices chose among to an output; `values` has a tensor for each inference."""
     rows = []
     for number, (row, tensor) in enumerate(zip(inferences, values, strict=True)):
-        path = into / f"{kind}_{number}_{chooser.output}.chosen"
+        path = into / f"{kind}_{number}_{chooser.output}{CHOSEN}"
         tensor.numpy().tofile(path)
         dim = 0 if chooser.dim is None else chooser.dim % tensor.dim()
         choice = ChosenAmong(path.name, "float32", tuple(tensor.shape), dim, noise)

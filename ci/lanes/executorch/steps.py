@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ci.artifacts.against_sdk import sdk_arches
 from ci.explain.rewriting import ModelRewrite, Need
-from ci.lanes.executorch import PROGRAM
+from ci.lanes.executorch import CHOSEN, PROGRAM
 from ci.lanes.executorch.orders import (
     ChipProgram,
     ComparedFiles,
@@ -303,7 +303,7 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
     def request(program: ExecutorchProgram) -> RunRequest:
         folder, record = folder_of(compiled, program), compiled_in(compiled[program.name])
         return RunRequest(
-            Folder(str(folder), (".raw",)),
+            Folder(str(folder), (".raw", CHOSEN)),
             compared_files(program, compiled),
             runner.order,
             # ExecuTorch stamps the time of lowering into a program: an equal one is not run again for that.

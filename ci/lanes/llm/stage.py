@@ -25,6 +25,7 @@ from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.tiny import CONFIG as TINY_CONFIG
 from ci.lanes.llm.tokenizer import TEMPLATE
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
+from ci.lanes.llm.weights import shards_named
 from ci.suite.findings import verdict
 from ci.suite.lane import Remarks
 from ci.suite.options import StageOptions
@@ -45,7 +46,7 @@ from ci.work.digests import Digests
 from ci.work.jobs import Job, WorkOptions
 from ci.work.outcome import Result
 from ci.work.plain import read
-from ci.work.request import Folder, files_below
+from ci.work.request import Folder, names_below
 from ci.work.schedule import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding
@@ -204,8 +205,12 @@ def reading(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE) -
 
 def source_of(order: CompileOrder, store: Path) -> dict[str, str]:
     """Return the digests of all files of a checkpoint that a compile may read, by name."""
-    folder = Path(order.model)
-    return digests_of(store, {name: folder / name for name in files_below(folder, READ, is_flat=True)})
+    paths = {name: Path(order.model, name) for name in names_below(checkpoint_folder(order.model))}
+    return digests_of(store, paths)
+
+
+def checkpoint_folder(model: str) -> Folder:
+    return Folder(model, READ, is_flat=True, also=shards_named(Path(model)))
 
 
 def changed_files(folder: Path, record: Record, store: Path) -> list[str]:
@@ -230,7 +235,7 @@ def compiling(plan: LlmPlan, order: CompileOrder) -> Step[LlmProgram]:
         return CompilingRequest(
             do="compile" if order.through == GENIE else "lower",
             name=program.case_name,
-            model=Folder(order.model, READ, is_flat=True),
+            model=checkpoint_folder(order.model),
             through=order.through,
             soc=order.soc,
             precision=order.precision,

@@ -102,6 +102,15 @@ def _files(folder: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
+def shards_named(folder: Path) -> tuple[str, ...]:
+    """Return the files of weights that a checkpoint names, also those in its folders; none if its index
+    cannot be read, which the compile says."""
+    try:
+        return tuple(_files(folder))
+    except (CheckFailed, OSError):
+        return ()
+
+
 def require_tensors(folder: Path, shape: Architecture) -> None:
     """Refuse a checkpoint that lacks a weight, has one of another shape or one that nothing reads, or values
     that are no numbers."""

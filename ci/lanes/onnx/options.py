@@ -35,6 +35,8 @@ class Option(Model):
     values: tuple[str, ...] = ()
     least: int | None = None
     pattern: str = ""
+    paths: str = ""
+    """This pattern finds the paths of files in a text."""
     default: str = ""
     needs: tuple[str, ...] = ()
     """The option has no effect without these."""
@@ -102,7 +104,15 @@ def texts_of(choice: Mapping[str, object]) -> dict[str, str]:
 
 def files_of(choice: Mapping[str, object]) -> list[Path]:
     """Return the files that checked options name."""
-    return [Path(str(value)) for name, value in choice.items() if options()[name].kind == "file"]
+    return [
+        Path(path) for name, text in texts_of(choice).items() for path in _paths_in(options()[name], text)
+    ]
+
+
+def _paths_in(option: Option, text: str) -> list[str]:
+    if option.kind == "file":
+        return [text]
+    return re.findall(option.paths, text) if option.paths else []
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
@@ -131,9 +141,10 @@ def _problems(
     if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < least):
         message = f"expected a whole number from {least} on, found {text!r}"
         yield f"{name}: {message}", f"{name}={max(1, least)}"
-    if option.kind == "file" and not Path(text).is_file():
+    for path in _paths_in(option, text):
         # The provider ignores a missing file, or ends the process.
-        yield f"{name}: there is no file {text}", "name a file that is there"
+        if not Path(path).is_file():
+            yield f"{name}: there is no file {path}", "name a file that is there"
     if option.pattern and not re.fullmatch(option.pattern, text):
         yield f"{name}: {text!r} is not of the form {option.summary}", ""
     if option.kind == "flag" and text == "0":
