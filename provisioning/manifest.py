@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from functools import cache
 from typing import Annotated, Literal
 
@@ -111,6 +112,8 @@ class Soc(Model):
     """What people call it, without `Snapdragon`."""
     least_qnn: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+\.\d+$")] | None = None
     """The first QNN build that knows it; None if every build that was measured does."""
+    executorch: bool = True
+    """Whether the default profile's executorch knows it; ONNX Runtime compiles for all."""
     windows: bool = False
     """Whether Windows on Snapdragon runs on it."""
     fp16: bool = True
@@ -155,6 +158,15 @@ def _soc_table() -> SocTable:
 
 def load_socs() -> dict[str, Soc]:
     return _soc_table().socs
+
+
+def nearest_socs(name: str, choices: Container[str]) -> list[str]:
+    """List those of the choices that have the chip's Hexagon, the one of the nearest VTCM first: they take
+    the same operators."""
+    socs = load_socs()
+    chip = socs[name]
+    alike = [other for other, soc in socs.items() if other in choices and soc.arch == chip.arch]
+    return sorted(alike, key=lambda other: abs(socs[other].vtcm_mb - chip.vtcm_mb))
 
 
 def soc_named(name: str) -> Soc:

@@ -45,6 +45,7 @@ def _chips() -> str:
 def _chip(name: str, soc: Soc) -> str:
     others = [*soc.called, *soc.sold_as, *([f"LPAI v{soc.lpai}"] if soc.lpai else [])]
     others += [f"from QNN {soc.least_qnn}"] if soc.least_qnn else []
+    others += [] if soc.executorch else ["lane onnx only"]
     return f"{name} ({', '.join(others)})" if others else name
 
 

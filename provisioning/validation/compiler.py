@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from provisioning.base.commands import Fix, session
 from provisioning.components import QNN_SDK
+from provisioning.executorch import chip_instead
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.compiler_probe import Answer
 from provisioning.validation.context import ComponentTree, Context
@@ -70,9 +71,7 @@ def _refusal(subject: str, soc: str, answer: Answer, tree: ComponentTree) -> Pro
             Fix("restore the SDK's libraries: {}", ("store", "repair")) if tree.origin == "store" else "",
         )
     if answer.step == "soc":
-        return Problem(
-            subject, answer.detail, "choose a chip that this executorch knows: manifests/socs.toml lists them"
-        )
+        return Problem(subject, answer.detail, chip_instead(soc, answer.chips))
     if answer.code == _NO_DEVICE:
         return Problem(
             answer.build_id,

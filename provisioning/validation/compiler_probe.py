@@ -31,6 +31,8 @@ class Answer:
     """QNN's error code."""
     detail: str = ""
     interpreter: str = ""
+    chips: frozenset[str] = frozenset()
+    """What executorch compiles for, if it was asked for another chip."""
 
 
 def ask(
@@ -71,6 +73,7 @@ def understand(output: str, status: int, interpreter: str) -> Answer:
         None if is_created or not codes else codes[-1],
         detail or ("" if is_created else f"it ended with status {status}"),
         interpreter,
+        frozenset(fields.get("chips", "").split()),
     )
 
 
@@ -106,7 +109,8 @@ def _main(soc: str) -> int:
     library = Path(os.environ["QNN_SDK_ROOT"], "lib", "x86_64-linux-clang", "libQnnHtp.so")
     _say(step="soc", build_id=adaptor.GetQnnSdkBuildId(str(library)))
     if soc not in schema.QcomChipset.__members__:
-        _say(step="soc", detail=f"this executorch does not know the chip {soc}")
+        chips = " ".join(schema.QcomChipset.__members__)
+        _say(step="soc", detail=f"this executorch does not know the chip {soc}", chips=chips)
         return 1
     options = schema.QnnExecuTorchOptions(
         schema._soc_info_table[schema.QcomChipset[soc]],

@@ -26,13 +26,16 @@ def run(args: argparse.Namespace) -> int:
 
     socs = load_socs()
     chips = [chip_named(args.name)] if args.name else sorted(socs, key=lambda name: (socs[name].arch, name))
-    rows, facts = [("chip", "Hexagon", "VTCM", "also called, and devices")], {}
+    rows, facts = [("chip", "Hexagon", "VTCM", "lanes", "also called, and devices")], {}
     for name in chips:
         hexagon, vtcm, names = f"V{socs[name].arch}", socs[name].vtcm_mb, names_of(name)
-        rows.append((name, hexagon, f"{vtcm} MB", ", ".join(alias.among(name) for alias in names)))
+        lanes = ["executorch", "onnx"] if socs[name].executorch else ["onnx"]
+        aliases = ", ".join(alias.among(name) for alias in names)
+        rows.append((name, hexagon, f"{vtcm} MB", ", ".join(lanes), aliases))
         facts[name] = {
             "hexagon": hexagon,
             "vtcm_mb": vtcm,
+            "lanes": lanes,
             "names": {alias.text: list(alias.chips) for alias in names},
         }
     answer.add(chips=facts)

@@ -32,12 +32,18 @@ def program(soc: str, backend: Backend) -> ExecutorchProgram:
         ("SM8850", "lpai", "", ""),
         ("SM8650", "lpai", "lpai-soc", "SAR2230P, SM8850"),
         ("SM8650", "htp", "", ""),
+        ("CQ8725S", "htp", "lowering-soc", "CQ8725S"),
     ],
 )
 def test_what_no_compile_could_make_is_refused_first(
     tmp_path: Path, soc: str, backend: Backend, rule: str, words: str
 ) -> None:
-    found = [finding for _, finding in refusals([program(soc, backend)], tmp_path, "v2.49.40")]
+    found = [
+        finding
+        for _, finding in refusals(
+            [program(soc, backend)], tmp_path, "v2.49.40", {"SM8850", "SM8650", "SM8750"}
+        )
+    ]
     assert [finding.rule for finding in found] == ([rule] if rule else [])
     assert all(words in finding.message and finding.severity is Severity.ERROR for finding in found)
 

@@ -22,7 +22,8 @@ from provisioning.base.settings import BUILDS_TREE, OFFICIAL_PROFILE, Selection
 from provisioning.components import EXECUTORCH_SOURCE
 from provisioning.dist import BuiltFrom, describe, description_of, state_of
 from provisioning.environment import Environment, users_own
-from provisioning.executorch import PROFILES_WHEEL, Executorch, choose
+from provisioning.executorch import PROFILES_WHEEL, Executorch, chips_known_to, choose, installed_chips
+from provisioning.manifest import load_socs
 from tests.support.environments import write_sdk
 from tests.support.scripts import script
 
@@ -279,3 +280,14 @@ def test_after_a_build_for_a_device_the_same_tree_is_built_for_this_machine_firs
     assert not selection.reports.exists()
     with pytest.raises(EnvironmentLacking, match=r"could not be built.*expected an ExecuTorch tree"):
         ready_environment(selection, {**environ, BUILDS_TREE: "1"})
+
+
+def test_the_chips_are_those_that_executorch_compiles_for_by_its_own_list() -> None:
+    """manifests/socs.toml says which of ours the locked executorch knows."""
+    by_table = {name for name, chip in load_socs().items() if chip.executorch}
+
+    assert installed_chips() == by_table
+
+
+def test_an_executorch_whose_list_cannot_be_read_refuses_no_chip(tmp_path: Path) -> None:
+    assert chips_known_to(tmp_path) == frozenset()

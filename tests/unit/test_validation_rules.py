@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Severity
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, version_in
 from provisioning.dist import BuiltFrom, describe, description_of, state_of
@@ -610,3 +611,12 @@ def test_a_library_that_is_missing_or_cut_off_is_one_error(
 ) -> None:
     context = replace(arrange(tmp_path), answers={SOCS[0]: answer})
     assert [error.rule for error in errors_of(context)] == [rule]
+
+
+def test_for_a_chip_that_executorch_does_not_know_the_fix_names_one_that_it_knows(tmp_path: Path) -> None:
+    answer = Answer("soc", chips=frozenset({"SM8650", "SM8750", "SXR2330P"}))
+    context = replace(context_of(tmp_path), answers={"CQ8725S": answer})
+
+    (error,) = [error for error in errors_of(context) if error.rule == "compiler-answers"]
+
+    assert isinstance(error.fix, Fix) and error.fix.flags == ("--soc", "SM8750")

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.executorch import PROFILES_WHEEL, Executorch
+from provisioning.executorch import PROFILES_WHEEL, Executorch, chip_instead, installed_chips
 from provisioning.manifest import load_socs, soc_named
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def plan_of(
         work=work,
         logs=Path(selection.reports).absolute() / name,
         packages=packages_of(programs, selection.store),
-        refused=dict(refusals(programs, sdk, qnn[BUILD_ID])),
+        refused=dict(refusals(programs, sdk, qnn[BUILD_ID], installed_chips())),
     )
 
 
@@ -151,10 +152,10 @@ def not_on_emulator(program: ExecutorchProgram) -> Finding:
 
 
 def refusals(
-    programs: Sequence[ExecutorchProgram], sdk: Path, build_id: str
+    programs: Sequence[ExecutorchProgram], sdk: Path, build_id: str, known: Set[str]
 ) -> Iterator[tuple[str, Finding]]:
-    """Refuse chips that are newer than every Hexagon library of the SDK, and chips for which it has no LPAI
-    compiler."""
+    """Refuse chips that are newer than every Hexagon library of the SDK, chips for which it has no LPAI
+    compiler, and those that this executorch does not know; `known` is empty if that cannot be told."""
     newest = max(sdk_arches(sdk), default=math.inf)
     for program in programs:
         name, soc = program.name, soc_named(program.soc)
@@ -167,6 +168,12 @@ def refusals(
             message = f"{program.soc} has HTP v{soc.arch}, and QNN {build_id} ends at v{newest}"
             fix = "use a profile with a newer QNN (--profile), or another chip (--soc)"
             yield name, Finding("lowering-soc", Severity.ERROR, name, message, fix)
+        elif known and program.soc not in known:
+            message = f"executorch {version('executorch')} does not know {program.soc}"
+            yield (
+                name,
+                Finding("lowering-soc", Severity.ERROR, name, message, chip_instead(program.soc, known)),
+            )
 
 
 def other_profile(program: ExecutorchProgram) -> str:
