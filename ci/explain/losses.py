@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from ci.explain.graph import Graph, Node, groups_of
+from ci.explain.graph import CONSTANT, Graph, Node, groups_of
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import EQUAL_DB, HALF_MOST
@@ -111,19 +111,27 @@ def losses_of(graph: Graph, decibels: Callable[[str], float | None]) -> tuple[Lo
 
 def beyond_of(graph: Graph, masks: tuple[str, ...]) -> tuple[BeyondHalf, ...]:
     """Return the operators of a float model whose outputs leave fp16's range while their operands do not,
-    each with its line and its largest value. Operators whose kind begins as one of `masks` are left out:
-    their large numbers are meant to be infinite."""
+    and the inputs and weights beyond it, each with its line and its largest value. Operators whose kind
+    begins as one of `masks` are left out, and constants that are only added: their large numbers are meant
+    to be infinite."""
     rows: dict[str, BeyondHalf] = {}
     for number in range(len(graph.samples)):
         largest = {name: largest_of(values) for name, values in graph.values(number).items()}
         for name, node in graph.nodes.items():
             if largest.get(name, 0.0) <= HALF_MOST or node.kind.startswith(masks):
                 continue
-            if node.reads and all(largest.get(operand, 0.0) <= HALF_MOST for operand in node.reads):
-                place = asdict(graph.operator_at(name))
-                row = rows.setdefault(name, BeyondHalf(**place, node=name, largest=0.0))
-                rows[name] = replace(row, largest=max(row.largest, largest[name]))
+            if any(largest.get(operand, 0.0) > HALF_MOST for operand in node.reads):
+                continue
+            if node.kind == CONSTANT and all(_adds(graph.nodes[reader]) for reader in graph.readers[name]):
+                continue
+            place = asdict(graph.operator_at(name))
+            row = rows.setdefault(name, BeyondHalf(**place, node=name, largest=0.0))
+            rows[name] = replace(row, largest=max(row.largest, largest[name]))
     return tuple(rows.values())
+
+
+def _adds(reader: Node) -> bool:
+    return reader.kind.removeprefix("aten.").lower().startswith(("add", "sub"))
 
 
 def beyond_in_words(beyond: Sequence[BeyondHalf]) -> str:

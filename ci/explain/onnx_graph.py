@@ -130,7 +130,8 @@ class OnnxGraph(Graph):
 
     def operator_at(self, name: str) -> OperatorAt:
         place = self.places.get(self.operator_names([name])[0], NO_PLACE)
-        return replace(place, operator=self.nodes[name].kind)
+        kind = self.nodes[name].kind
+        return replace(place, operator=self.tensors[name] if kind in (INPUT, CONSTANT) else kind)
 
     def operator_names(self, names: Sequence[str]) -> list[str]:
         makers = ((name, self.maker.get(self.tensors.get(name, ""))) for name in names)

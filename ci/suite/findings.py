@@ -163,7 +163,9 @@ class Causes:
         return [f"suspected: {words}" for words in likely]
 
 
-BEYOND_FIX = "make the values smaller before that line, such as by x * 0.01 (a norm gives the same result)"
+BEYOND_FIX = (
+    "make these values smaller, or those before that line, such as by x * 0.01 (a norm gives the same result)"
+)
 
 
 def accuracy_message(

@@ -34,6 +34,20 @@ def test_what_leaves_fp16_is_a_cause_only_where_the_outputs_change_without_it(
     assert bool(rows) is beyond
 
 
+def test_a_weight_and_an_input_beyond_fp16_are_named_and_a_mask_that_is_added_is_not() -> None:
+    from ci.lanes.executorch.lower import beyond_half
+
+    layer = torch.nn.Linear(3, 3).requires_grad_(False)
+    layer.weight[0, 0] = 1e6
+    mask = torch.tensor([0.0, 0.0, LEAST])
+    model = Net(lambda part, x: torch.softmax(part(x * 1e-5) / 1e6 + mask, -1), layer)
+    sample = (torch.full((4, 3), 1e5),)
+
+    rows = beyond_half(torch.export.export(model, sample, strict=True).module(), [sample])
+
+    assert {row.operator: row.largest for row in rows} == {"parts.0.weight": 1e6, "inputs_0": 1e5}
+
+
 def test_a_node_whose_operand_is_wrong_adds_nothing_of_its_own() -> None:
     from ci.explain.divergence import outputs_with_error
     from ci.explain.torch_graph import TorchGraph

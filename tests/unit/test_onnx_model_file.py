@@ -249,6 +249,16 @@ def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_i
     assert not beyond_half(tmp_path / "net.onnx", samples[:1])
 
 
+def test_a_weight_beyond_fp16_is_named(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mul", ["x", "large"], ["y"], name="far")]
+    model = model_of(nodes, output=(1, 3, 8, 8), weights={"large": np.array([1e6], "f4")})
+    write(model, tmp_path / "net.onnx")
+
+    (found,) = beyond_half(tmp_path / "net.onnx", [{"x": np.full((1, 3, 8, 8), 1e-3, "f4")}])
+
+    assert (found.operator, found.largest) == ("large", 1e6)
+
+
 @pytest.mark.parametrize("quantized", [False, True])
 def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantized: bool
