@@ -76,7 +76,8 @@ def load_accepted(path: Path, again: str = "remove it, then --accept") -> Accept
         return ManifestError(path, key, expected=expected, found=found, fix=again)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-        twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        counts = Counter(key for key, _ in pairs)
+        twice = [key for key, count in counts.items() if count > 1]
         if twice:
             raise refuse(twice[0], "each value once", "it twice, as a merge may leave it")
         return dict(pairs)

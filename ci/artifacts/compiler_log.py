@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -113,11 +114,18 @@ def traffic(log: str) -> list[dict[str, int]]:
                 figures[figure[1]] = int(figure[2])
         elif line.strip():
             figures = None
-    return [{ours: graph.get(theirs, 0) for ours, theirs in NAMES.items()} for graph in graphs if graph]
+    return [_traffic_of(graph) for graph in graphs if graph]
+
+
+def _traffic_of(figures: Mapping[str, int]) -> dict[str, int]:
+    return {ours: figures.get(theirs, 0) for ours, theirs in NAMES.items()}
 
 
 def total(graphs: Sequence[dict[str, int]]) -> Traffic:
-    return Traffic(**{name: sum(graph[name] for graph in graphs) for name in NAMES})
+    sums = Counter[str]()
+    for graph in graphs:
+        sums.update(graph)
+    return Traffic(**{name: sums[name] for name in NAMES})
 
 
 HEAD = "Performance Estimates"

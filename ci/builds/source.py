@@ -27,7 +27,7 @@ from ci.builds.built_files import (
 )
 from ci.builds.cmake import STEERING, CMakeTarget, files_read, linked_into
 from ci.builds.source_plan import BuildOptions, SourcePlan, plan_of
-from ci.builds.tree import Kind, Submodule, link_with_copies, make_overlay, submodules
+from ci.builds.tree import Kind, RecipeProject, Submodule, link_with_copies, make_overlay, submodules
 from provisioning import elf
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import CheckFailed
@@ -250,15 +250,13 @@ def identity(plan: SourcePlan, profile: str) -> dict[str, object]:
         "toolchain": plan.toolchain.version or re.sub(r"^\S+: ", "", plan.toolchain.identity),
         "qnn_build_id": plan.sdk.build_id,
         "link_flags": list(plan.recipe.link_flags),
-        "options": {
-            project.name: {
-                name: _public_text(plan, value)
-                for name, value in plan.definitions(project).items()
-                if name not in _PRIVATE
-            }
-            for project in plan.recipe.projects
-        },
+        "options": {project.name: _public_options(plan, project) for project in plan.recipe.projects},
     }
+
+
+def _public_options(plan: SourcePlan, project: RecipeProject) -> dict[str, str]:
+    options = plan.definitions(project).items()
+    return {name: _public_text(plan, value) for name, value in options if name not in _PRIVATE}
 
 
 def _entry_of(file: LoadableFile) -> dict[str, Any]:
@@ -278,9 +276,9 @@ def _entry_of(file: LoadableFile) -> dict[str, Any]:
 def places_read(plan: SourcePlan, shipped: Iterable[CMakeTarget]) -> set[str]:
     """The files of the tree from which these targets, and all that is linked into them, were compiled."""
     targets = plan.targets()
+    builds = {target.build for target in targets}
     dependencies = {
-        build: captured([str(plan.ninja.path), "-C", str(build), "-t", "deps"]).stdout
-        for build in {target.build for target in targets}
+        build: captured([str(plan.ninja.path), "-C", str(build), "-t", "deps"]).stdout for build in builds
     }
     roots = [f"{root}/" for root in (plan.source, plan.tree.root, plan.tree.root.resolve())]
     places = set()

@@ -37,7 +37,7 @@ from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selecti
 from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK, build_ids
 from provisioning.dist import DESCRIPTION, FOLDER, RUNNER
 from provisioning.environment import Environment, resolve, users_own
-from provisioning.manifest import Profile, load_profile
+from provisioning.manifest import Part, Profile, load_profile
 
 LINKS = "tree"
 
@@ -270,14 +270,17 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
     )
 
 
+def _brings_headers(part: Part) -> bool:
+    """Whether this part of an SDK places the headers, or all of its files."""
+    return not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
+
+
 def _check_headers(
     profile: Profile, selection: Selection, environ: Mapping[str, str], needs: tuple[str, ...]
 ) -> None:
     """Refuse a profile without headers before anything is provisioned for it."""
-    if users_own(QNN_SDK, selection.store, environ, []) or any(
-        not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
-        for part in profile.components[QNN_SDK].parts
-    ):
+    has_headers = any(map(_brings_headers, profile.components[QNN_SDK].parts))
+    if has_headers or users_own(QNN_SDK, selection.store, environ, []):
         return
     message = f"the profile {profile.name} has QNN's libraries without the headers that a build needs"
     try:

@@ -165,9 +165,10 @@ def open_tree(root: Path, paths: Collection[str] = ()) -> SourceTree:
         )
     empty = [path for path in _submodule_urls(root) if path in paths and not any((root / path).glob("*"))]
     if empty:
-        outermost = [
-            path for path in _own_submodules(root) if any(f"{name}/".startswith(f"{path}/") for name in empty)
-        ]
+        outermost = []
+        for path in _own_submodules(root):
+            if any(f"{name}/".startswith(f"{path}/") for name in empty):
+                outermost.append(path)
         update = ("submodule", "update", "--init", "--recursive", "--")
         more = f", and {len(empty) - 1} more" if empty[1:] else ""
         raise EnvironmentLacking(

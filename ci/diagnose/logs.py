@@ -130,10 +130,8 @@ def _explanations(text: LogText) -> list[Explanation | None]:
     rows.sort(key=lambda row: (row[1].rank, row[0], not row[1].decided))
     # Of a form or an ending only the first is told, and only where nothing else is.
     ends = [row for row in rows if row[1].rank >= Rank.end]
-    return [
-        _explanation(rule, line, words)
-        for line, rule, words in [row for row in rows if row not in ends] or ends[:1]
-    ]
+    shown = [row for row in rows if row not in ends] or ends[:1]
+    return [_explanation(rule, line, words) for line, rule, words in shown]
 
 
 def _first(rule: FailureRule, log: LogText) -> int | None:
@@ -219,7 +217,8 @@ def explain_number(number: int) -> Diagnosis:
     code = code_named(number)
     readings = (row.code(number) for row in table().numbers if row.names or row.offset)
     codes = [code for code in dict.fromkeys([code, *readings]) if code.name] or [code]
-    rules = [rule for rule in failure_rules().values() if any(code.number in rule.codes for code in codes)]
+    numbers = {code.number for code in codes}
+    rules = [rule for rule in failure_rules().values() if not numbers.isdisjoint(rule.codes)]
     rules.sort(key=lambda rule: rule.rank is not Rank.meaning)
     subject = str(codes[0]) if len(codes) == 1 else f"{number} ({number:#x})"
     explanations = tuple(_explanation(rule) for rule in rules)

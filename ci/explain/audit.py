@@ -71,13 +71,13 @@ def text_lines(rows: AuditRows) -> Iterator[str]:
         key=lambda name: (all("cpu" not in cells.get(name, "") for cells in tables.values()), name),
     )
     lines = [("operator", *rows)]
-    lines += [
-        (name, *(tables[scheme].get(name, "-") if scheme in tables else FAILED for scheme in rows))
-        for name in names
-    ]
+    for name in names:
+        cells = [tables[scheme].get(name, "-") if scheme in tables else FAILED for scheme in rows]
+        lines.append((name, *cells))
     costs = {scheme: _costs(row) for scheme, row in compiled.items()}
     titles = dict.fromkeys(title for cells in costs.values() for title in cells)
-    lines += [(title, *(costs.get(scheme, {}).get(title, "") for scheme in rows)) for title in titles]
+    for title in titles:
+        lines.append((title, *(costs.get(scheme, {}).get(title, "") for scheme in rows)))
     yield from aligned(lines)
     yield from _cpu_lines(compiled)
     errors: dict[tuple[str, str], list[str]] = {}

@@ -136,7 +136,7 @@ class Cuts:
         # Two programs round each in its own way.
         self.errors.clear()
         for place, name in enumerate(names, own):
-            self._measure(name, *([[row[place]] for row in rows] for rows in (exact, chip)))
+            self._measure(name, [[row[place]] for row in exact], [[row[place]] for row in chip])
         return True
 
     def error(self, name: str) -> float | None:

@@ -205,7 +205,8 @@ def groups_of(graph: Graph) -> list[list[Node]]:
         if len(operands) == 1 and first in group and (alone or graph.nodes[first].several):
             group[node.name] = group[first]
         elif node.joins and operands.keys() & group.keys():
-            parts = [members for members in groups if operands.keys() & {member.name for member in members}]
+            fed_by = {id(group[name]) for name in operands if name in group}
+            parts = [members for members in groups if id(members) in fed_by]
             groups = [members for members in groups if members not in parts]
             groups.append([member for members in parts for member in members])
             group |= {member.name: groups[-1] for member in groups[-1]}

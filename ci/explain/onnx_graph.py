@@ -143,8 +143,10 @@ class OnnxGraph(Graph):
 
     def feeds(self) -> list[Sample]:
         """Return the samples, with only the inputs that the model has."""
-        names = {name for name, kind in self._leaves.items() if kind == INPUT}
-        return [{name: array for name, array in row.items() if name in names} for row in self.samples]
+        feeds = []
+        for sample in self.samples:
+            feeds.append({name: row for name, row in sample.items() if self._leaves.get(name) == INPUT})
+        return feeds
 
     def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
         names = [value.name for value in self.model.graph.output]
@@ -158,10 +160,10 @@ class OnnxGraph(Graph):
             rows = run_on_cpu(self.source, self.feeds())
         else:
             rows = self._rows_of([name for name in names if name not in arrays], arrays)
-        return [
-            [arrays[name][number] if name in arrays else row[name] for name in names]
-            for number, row in enumerate(rows)
-        ]
+        outputs = []
+        for number, row in enumerate(rows):
+            outputs.append([arrays[name][number] if name in arrays else row[name] for name in names])
+        return outputs
 
     def _rows_of(self, names: Sequence[str], arrays: Arrays) -> list[Sample]:
         """Compute tensors from given tensors and the samples."""
@@ -169,10 +171,10 @@ class OnnxGraph(Graph):
             return [{} for _ in self.samples]
         part = self._part_of(names, arrays)
         inputs = [value.name for value in part.graph.input]
-        feeds = [
-            {name: arrays[name][number] if name in arrays else sample[name] for name in inputs}
-            for number, sample in enumerate(self.samples)
-        ]
+        feeds = []
+        for number, sample in enumerate(self.samples):
+            values = {name: arrays[name][number] if name in arrays else sample[name] for name in inputs}
+            feeds.append(values)
         return run_on_cpu(part, feeds)
 
     def _part_of(self, outputs: Sequence[str], begins: Collection[str] = ()) -> onnx.ModelProto:
@@ -240,14 +242,16 @@ class OnnxGraph(Graph):
         return {self.node_of(tensor): array for tensor, array in errors.items()}
 
     def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterator[Sequence[Array]]:
-        zeros = {f"{ERROR}{tensor}": np.zeros_like(array) for tensor, array in self._first.items()}
         model = _add_error_inputs(self.model, self._first)
-        inputs = (
-            {**self.feeds()[0], **zeros, **{f"{ERROR}{self.tensors[name]}": row[name] for name in row}}
-            for row in errors
-        )
-        for outputs in run_on_cpu(model, inputs):
+        for outputs in run_on_cpu(model, map(self._inputs_with, errors)):
             yield [outputs[value.name] for value in self.model.graph.output]
+
+    def _inputs_with(self, errors: Mapping[str, Array]) -> Sample:
+        """Return the first sample's inputs, with these errors at their nodes and none at the others."""
+        inputs = dict(self.feeds()[0])
+        inputs |= {f"{ERROR}{tensor}": np.zeros_like(array) for tensor, array in self._first.items()}
+        inputs |= {f"{ERROR}{self.tensors[name]}": array for name, array in errors.items()}
+        return inputs
 
     def script(self, request: ScriptRequest, options: Mapping[str, str], before: int) -> str:
         """Return the source of a script of one operator, with the operators up to `before` steps in front of

@@ -93,8 +93,7 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
 
     def outputs(self) -> list[list[Array]]:
         names = [value.name for value in self.model.graph.output]
-        rows = values_of(self.model, self.samples)
-        return [[np.asarray(row[name]) for name in names] for row in rows]
+        return [_arrays_in(row, names) for row in values_of(self.model, self.samples)]
 
     def settle(self) -> None:
         graph = self.model.graph
@@ -109,9 +108,9 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         inferred = onnx.shape_inference.infer_shapes(self.model)
         values = [*inferred.graph.value_info, *graph.output, *graph.input]
-        self._shapes = {name: tuple(tensor.dims) for name, tensor in self.constants.items()} | {
-            value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values
-        }
+        self._shapes = {name: tuple(tensor.dims) for name, tensor in self.constants.items()}
+        for value in values:
+            self._shapes[value.name] = tuple(size.dim_value for size in value.type.tensor_type.shape.dim)
 
     def all_of(self, *operators: str) -> Iterator[onnx.NodeProto]:
         yield from [node for node in self.model.graph.node if node.op_type in operators and not node.domain]
@@ -156,7 +155,7 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
         prove(
             self._function(match.operands, names, between, []),
             self._function(match.operands, names, writer.nodes, writer.weights),
-            [[np.asarray(sample[name]) for name in match.operands] for sample in values],
+            [_arrays_in(sample, match.operands) for sample in values],
             need.values,
             need.bound,
             match.low,
@@ -185,7 +184,7 @@ class RepairedOnnx(Repaired[onnx.NodeProto, str]):
             model = helper.make_model(graph, **versions)
             allow(model, MICROSOFT)
             samples = [dict(zip(operands, arrays, strict=True)) for arrays in inputs]
-            return [[row[name] for name in names] for row in values_of(model, samples)]
+            return [_arrays_in(row, names) for row in values_of(model, samples)]
 
         return compute
 
@@ -208,6 +207,10 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
 def allow(model: onnx.ModelProto, domain: str) -> None:
     if domain not in {opset.domain for opset in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
+def _arrays_in(values: Sample, names: Iterable[str]) -> list[Array]:
+    return [np.asarray(values[name]) for name in names]
 
 
 def _unread(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

@@ -148,8 +148,10 @@ def _text_lines(repair: Repair) -> Iterator[str]:
             yield f"  {change.place}: {change.rewrite}: {change.refused}"
     cells = {name: cells_of(row) for name, row in rows.items() if not row.error}
     if titles := dict.fromkeys(title for row in cells.values() for title in row):
-        table = [(title, *(cells.get(name, {}).get(title, "-") for name in rows)) for title in titles]
-        yield from aligned([("", *rows), *table])
+        table = [("", *rows)]
+        for title in titles:
+            table.append((title, *(cells.get(name, {}).get(title, "-") for name in rows)))
+        yield from aligned(table)
     for name, row in rows.items():
         if row.error:
             yield f"{name}: gives no program: {row.error}"

@@ -200,11 +200,11 @@ def needs_of(
         if active_fixes := [fix for fix in fixes if _is_here(faults.get(fix.rule), versions)]:
             needs.append(Need.of(rewrite, active_fixes))
         else:
-            words = "; ".join(
-                f"{fault.id} is of {fault.product} {fault.versions}, and this is {versions[fault.product]}"
-                for fault in (faults[fix.rule] for fix in fixes)
-            )
-            needs.append(Need.of(rewrite, fixes, f"this build does not need it: {words}"))
+            reasons = []
+            for fix in fixes:
+                fault, own = faults[fix.rule], versions[faults[fix.rule].product]
+                reasons.append(f"{fault.id} is of {fault.product} {fault.versions}, and this is {own}")
+            needs.append(Need.of(rewrite, fixes, f"this build does not need it: {'; '.join(reasons)}"))
     return needs
 
 
@@ -296,9 +296,10 @@ def merge(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[i
         else:
             groups.append([axis])
     by_begin = sorted(groups)
-    return [math.prod(shape[axis] for axis in group) for group in by_begin], [
-        by_begin.index(group) for group in groups
-    ]
+    sizes = []
+    for group in by_begin:
+        sizes.append(math.prod(shape[axis] for axis in group))
+    return sizes, [by_begin.index(group) for group in groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,17 +339,14 @@ def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> MatrixProduct 
         for pair in zip(words, shapes, strict=True)
         for letter, number in zip(*pair, strict=True)
     }
-    same = all(
-        [size[letter] for letter in word] == [*shape] for word, shape in zip(words, shapes, strict=True)
-    )
+    same = all([*map(size.get, word)] == [*shape] for word, shape in zip(words, shapes, strict=True))
     if not same or any(len({*word}) != len(word) for word in (*words, result)):
         return None
     common_letters = [letter for letter in words[0] if letter in words[1]]
     batch = [letter for letter in common_letters if letter in result]
     common = [letter for letter in common_letters if letter not in result]
-    alone = [
-        [letter for letter in word if letter not in common_letters and letter in result] for word in words
-    ]
+    kept = {*result} - {*common_letters}
+    alone = [[*filter(kept.__contains__, word)] for word in words]
 
     def sizes(*parts: Sequence[str]) -> list[int]:
         return [*map(size.__getitem__, batch), *(math.prod(map(size.__getitem__, part)) for part in parts)]

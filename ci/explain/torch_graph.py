@@ -145,10 +145,11 @@ class TorchGraph(Graph):
         return TorchGraph(module, self.samples, self.reference)
 
     def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
-        return [
-            [tensor.numpy() for tensor in Replaced(self.module, self._tensors(replaced, number)).of(sample)]
-            for number, sample in enumerate(self.samples)
-        ]
+        rows = []
+        for number, sample in enumerate(self.samples):
+            tensors = Replaced(self.module, self._tensors(replaced, number)).of(sample)
+            rows.append([tensor.numpy() for tensor in tensors])
+        return rows
 
     def _tensors(self, replaced: Arrays, sample: int) -> dict[str, Tensor]:
         return {

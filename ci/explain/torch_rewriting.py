@@ -129,13 +129,16 @@ class RepairedModule(Repaired[Node, Node]):
 
     def replacement(self, match: NodeMatch, need: Need) -> GraphModule:
         """Return the graph that replaces the match's node. Raises NotTheSame."""
-        samples = [[values[operand] for operand in match.operands] for values in self.values]
-        traced = make_fx(match.write, pre_dispatch=True)(*(tensor.clone() for tensor in samples[0]))
+        first = [self.values[0][operand].clone() for operand in match.operands]
+        traced = make_fx(match.write, pre_dispatch=True)(*first)
         _fold(traced)
+        samples = []
+        for values in self.values:
+            samples.append([values[operand].numpy() for operand in match.operands])
         prove(
             _array_batch(self._part(match)),
             _array_batch(traced),
-            [[tensor.numpy() for tensor in sample] for sample in samples],
+            samples,
             need.values,
             need.bound,
             match.low,

@@ -86,7 +86,10 @@ class StepGraph(TorchGraph):
 
     def outputs(self, replaced: Arrays = NOTHING) -> list[list[Array]]:
         assert not replaced, "the model after a step is computed as it is"
-        return [[tensor.numpy() for tensor in outputs] for _, outputs in self._runs]
+        rows = []
+        for _, outputs in self._runs:
+            rows.append([tensor.numpy() for tensor in outputs])
+        return rows
 
     def values(self, sample: int) -> dict[str, Array]:
         values, _ = self._runs[sample]

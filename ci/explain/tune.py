@@ -238,11 +238,11 @@ class TuneSearch:
         """Return what a point costs: DDR traffic in three digits, because a few conversions more say nothing;
         then how much is computed exactly or converted, which takes a chip longer, and the size."""
         traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
-        exact = sum(
-            self.units[index].size
-            + sum(count for unit, count in self.neighbours[index].items() if unit not in point.units)
-            for index in point.units
-        )
+        exact = 0.0
+        for index in point.units:
+            exact += self.units[index].size
+            converted = self.neighbours[index].items()
+            exact += sum(count for unit, count in converted if unit not in point.units)
         return float(f"{traffic:.3g}"), exact, size
 
     def _prediction(self, cheap: Point, exact: Point) -> int:
@@ -369,7 +369,8 @@ def _limit(tuned: Tuned) -> str:
 def text_lines(tuned: Tuned) -> Iterator[str]:
     """Yield how it was found, the frontier as a table, and the operators that are exact."""
     cheap, exact = tuned.names
-    costs = [name for name in COSTS if any(name in point.costs for point in tuned.points)]
+    measured = {name for point in tuned.points for name in point.costs}
+    costs = [name for name in COSTS if name in measured]
     yield from (f"  {step}" for step in tuned.steps)
     rows = [("", f"at {exact}", f"at {cheap}", "accuracy", *(COSTS[name] for name in costs))]
     for point in tuned.points:

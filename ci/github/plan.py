@@ -430,10 +430,10 @@ def jobs_of(
 def shards_of(lanes: Sequence[str], most: int, caller: Caller, tags: Sequence[str], lengths: Lengths) -> int:
     """The number of jobs that the work is worth, but no more than a lane has programs for, so that no job is
     empty."""
-    jobs = [
-        lengths(lane, [caller.source / suite for suite in caller.suites.get(lane, ())], tags, caller)
-        for lane in lanes
-    ]
+    jobs = []
+    for lane in lanes:
+        suites = [caller.source / suite for suite in caller.suites.get(lane, ())]
+        jobs.append(lengths(lane, suites, tags, caller))
     worth = math.ceil(sum(job.seconds for row in jobs for job in row) / WORTH_A_JOB)
     return max(1, min(most, worth, max(map(len, jobs))))
 

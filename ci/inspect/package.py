@@ -148,9 +148,8 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
                 stage.findings += _findings(path, folder, libraries, socs)
             rows = [library.described() for library in libraries if library.is_qnn_library]
             packages[str(path)] = {"libraries": [*rows]}
-            sys.stdout.writelines(
-                f"{escape_line(line)}\n" for line in (str(path), *(f"  {row}" for row in rows))
-            )
+            for line in [str(path), *(f"  {row}" for row in rows)]:
+                sys.stdout.write(f"{escape_line(line)}\n")
             sys.stdout.flush()
     stage.metrics["packages"] = packages
     answer.add(kind="package", good=outcome_of(stage.findings) is Outcome.PASS, packages=packages)

@@ -153,12 +153,11 @@ def _place_of(error: BaseException, node: Node | None) -> str:
 def _named_line(error: BaseException) -> str:
     """Return the last line of the user's code, or of a library of models, that an error names; empty if it
     names none."""
-    lines = [
-        f"{relative_path(file)}:{line}"
-        for file, line in NAMED_FRAME.findall("\n".join(str(cause) for cause in _causes(error)))
-        if is_users(file) or is_of_library(file)
-    ]
-    return lines[-1] if lines else ""
+    named = ""
+    for file, line in NAMED_FRAME.findall("\n".join(map(str, _causes(error)))):
+        if is_users(file) or is_of_library(file):
+            named = f"{relative_path(file)}:{line}"
+    return named
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -204,8 +204,9 @@ class ModelWithInputs:
         number."""
         if isinstance(self.inputs, Samples):
             data = self.inputs
-            shares = shares_of(len(data.files), inferences, calibration)
-            compared, calibrating = ([data.sample(number) for number in numbers] for numbers in shares)
+            to_compare, to_calibrate = shares_of(len(data.files), inferences, calibration)
+            compared = [data.sample(number) for number in to_compare]
+            calibrating = [data.sample(number) for number in to_calibrate]
             counts = InputsUsed(len(compared), len(calibrating), len(data.files))
             if calibrating and data.example:
                 calibrating = [data.example, *calibrating][: most_calibrating(calibration, has_data=True)]

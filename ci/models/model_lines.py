@@ -90,8 +90,10 @@ def fix_inside(node: Any) -> str:
     for member in around:
         if not any(path for path, _ in (member.meta.get("nn_module_stack") or {}).values()):
             around += [near for near in (*member.all_input_nodes, *member.users) if near not in around]
-    inside = (fix for kind, fix in FIXES_INSIDE.items() if any(is_inside(member, kind) for member in around))
-    return next(inside, "")
+    for kind, fix in FIXES_INSIDE.items():
+        if any(is_inside(member, kind) for member in around):
+            return fix
+    return ""
 
 
 def is_of_library(path: str) -> bool:

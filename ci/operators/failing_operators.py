@@ -201,12 +201,13 @@ class Search:
 
     def _later_constants(self) -> list[Culprit]:
         """Return the constants that a partition which was not compiled yet hands out: it would fail next."""
-        return [
-            self._culprit_of(node, "", partition)
-            for partition in (Partition(program, spec) for program, spec in self.later)
-            for node in partition.operators
-            if node not in partition.live
-        ]
+        culprits = []
+        for program, spec in self.later:
+            partition = Partition(program, spec)
+            for node in partition.operators:
+                if node not in partition.live:
+                    culprits.append(self._culprit_of(node, "", partition))
+        return culprits
 
     def _culprit_of(self, node: Node, reason: str, partition: Partition) -> Culprit:
         nodes = [node, *partition.constants_of(node)]

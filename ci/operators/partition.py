@@ -308,7 +308,7 @@ class Partition:
         ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         graph, copies = torch.fx.Graph(), dict[Node, Node]()
         outside = [node for node in self.program.graph.nodes if node not in members]
-        sources = [node for node in outside if any(user in members for user in node.users)]
+        sources = [node for node in outside if not node.users.keys().isdisjoint(members)]
         sources.sort(key=lambda node: node.op != "placeholder" or node.name in self.inputs)
         inputs = []
         for node in sources:
@@ -433,11 +433,11 @@ def constants_of(program: Any) -> Constants:
 def traits_of(node: Any, constants: Constants = lambda node: None) -> Traits:
     first = next(iter(node.all_input_nodes), None)
     maker = _maker_of(first)
-    shapes = (
-        tuple(int(size) for size in value.shape)
-        for operand in (node, *node.all_input_nodes)
-        if isinstance(value := operand.meta.get("val"), Tensor)
-    )
+    shapes: list[tuple[int, ...]] = []
+    for operand in (node, *node.all_input_nodes):
+        value = operand.meta.get("val")
+        if isinstance(value, Tensor):
+            shapes.append(tuple(map(int, value.shape)))
     return Traits(
         operator=_lowered_name(node),
         line=source_of(node)[0],
@@ -505,13 +505,13 @@ def _arguments_of(node: Any, constants: Constants) -> dict[str, Argument | tuple
         return {}
     names = [argument.name for argument in schema.arguments]
     arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    plain = {
-        name: tuple(_plain(element, constants) for element in value)
-        if isinstance(value, list | tuple)
-        else _plain(value, constants)
-        for name, value in arguments.items()
-    }
-    return {name: value for name, value in plain.items() if value is not None}
+    plain: dict[str, Argument | tuple[Argument, ...]] = {}
+    for name, value in arguments.items():
+        if isinstance(value, list | tuple):
+            plain[name] = tuple(_plain(element, constants) for element in value)
+        elif (text := _plain(value, constants)) is not None:
+            plain[name] = text
+    return plain
 
 
 def _plain(value: Any, constants: Constants) -> Argument:

@@ -107,7 +107,9 @@ def evaluate(tree: Tree, mapping: Mapping) -> dict[str, list[Side]]:
 
     A package that depends on neither variant nor builder is evaluated once."""
     rules, evaluation = mapping.buck, _Evaluation(tree, mapping)
-    sides = {variant.name: [Side() for _ in rules.builders] for variant in mapping.variants}
+    sides: dict[str, list[Side]] = {}
+    for variant in mapping.variants:
+        sides[variant.name] = [Side() for _ in rules.builders]
     for package in packages(tree, rules, mapping.scope.roots):
         parts: dict[tuple[str | None, int | None], Side] = {}
         for variant, number in product(mapping.variants, range(len(rules.builders))):

@@ -106,14 +106,13 @@ class _Everything:
         targets = [target for side in self.sides for target in (*side.libraries.values(), *side.rules)]
         names = {item.name for target in targets for item in target.files}
         names |= {item.name for side in self.sides for item in side.resources}
-        unknown = [
-            path
-            for root in self.scope.roots
-            for path in sorted(self.tree.under(root))
-            if path not in names
-            and path.endswith(self.scope.suffixes)
-            and not any(path.startswith(f"{package}/") for package in self.failed)
-        ]
+        failed = tuple(f"{package}/" for package in self.failed)
+        unknown = []
+        for root in self.scope.roots:
+            for path in sorted(self.tree.under(root)):
+                is_source = path.endswith(self.scope.suffixes) and not path.startswith(failed)
+                if is_source and path not in names:
+                    unknown.append(path)
         self._unknown_modules([path for path in unknown if is_python(path)], names)
         other_builds = self._other_builds({folder for side in self.sides for folder in side.packages})
         libraries = [library for side in self.cmakes for library in side.libraries.values()]

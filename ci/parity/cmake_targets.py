@@ -130,6 +130,12 @@ class _Reader:
                 if piece:
                     self.word_places.setdefault(piece, []).append(TreePlace(event.file, word.line))
 
+    def _mentioning(self, text: str) -> ExecutedCommand | None:
+        for event in self.trace.events:
+            if any(text in argument for argument in event.args):
+                return event
+        return None
+
     def _place(self, target: str, element: str, text: str) -> TreePlace:
         """Find the line that names a value of a target, else the line that declares the target."""
         events = self.naming.get(element) or self.naming.get(text) or []
@@ -138,9 +144,7 @@ class _Reader:
         event = next(iter(own or adding or events), None)
         if event is None:
             # Within a generator expression, or a list that is one argument.
-            event = next(
-                (event for event in self.trace.events if any(text in arg for arg in event.args)), None
-            )
+            event = self._mentioning(text)
         if event is None:
             return self._declaration(target)
         line = self._line(event, element)
@@ -469,7 +473,9 @@ def _assigned(trace: Trace, texts: Mapping[str, str]) -> set[str]:
     many."""
     names: set[str] = set()
     statements = [command for text in texts.values() for command in commands(text)]
-    words = [(command.name, tuple(word.text for word in command.words)) for command in statements]
+    words = []
+    for command in statements:
+        words.append((command.name, tuple(word.text for word in command.words)))
     for name, args in (*((event.command, event.args) for event in trace.events), *words):
         if name not in _CONDITIONS and not name.startswith(("add_", "target_")):
             names.update(args)
@@ -484,7 +490,7 @@ def _assigned(trace: Trace, texts: Mapping[str, str]) -> set[str]:
 def _is_known(name: str, names: set[str]) -> bool:
     if name in names or _OF_CALLS.fullmatch(name):
         return True
-    return any(f"{name[:end]}_" in names for end in (at.start() for at in re.finditer("_", name)))
+    return any(f"{name[: underscore.start()]}_" in names for underscore in re.finditer("_", name))
 
 
 def _unset(command: CMakeCommand, names: set[str]) -> list[str]:

@@ -14,6 +14,7 @@ from ci.parity.tree import (
     NamedItem,
     Side,
     Target,
+    TreePlace,
     first_places,
     is_header,
     is_native,
@@ -83,11 +84,11 @@ class _Comparison:
             and (library.kind == "cxx_library" or self.scope.part(library.folder) == self.scope.root)
         ]
         self.resolved = self.mapping.resolved(free)
+        of_others = declared - buck.libraries.keys()
         self.pairs = [
             pair
             for pair in self.resolved
-            if variant.name in pair.variants
-            and all(label in buck.libraries or label not in declared for label in pair.buck)
+            if variant.name in pair.variants and of_others.isdisjoint(pair.buck)
         ]
 
     def compare(self) -> None:
@@ -103,10 +104,7 @@ class _Comparison:
         self._dependencies_and_flags_of_buck()
 
     def _pairs(self) -> None:
-        failed = self.buck.failed
-        evaluated = [
-            pair for pair in self.pairs if failed.isdisjoint(package_of(label) for label in pair.buck)
-        ]
+        evaluated = [pair for pair in self.pairs if not self._failed(pair)]
         for pair in evaluated:
             self._targets_exist(pair)
         # What follows from a target that is missing says nothing new.
@@ -123,13 +121,16 @@ class _Comparison:
             self._standards(pair, buck, cmake)
             self._platforms(pair, buck)
 
+    def _failed(self, pair: MappedPair) -> bool:
+        """Whether a package of the pair could not be evaluated."""
+        return not self.buck.failed.isdisjoint(map(package_of, pair.buck))
+
     def _nodes(self, complete: Sequence[MappedPair]) -> dict[str, str]:
         """The pair that a target belongs to; empty for one that cannot be compared."""
         bad_nodes = {
             pair.node
             for pair in self.resolved
-            if (self.variant.name in pair.variants and pair not in complete)
-            or not self.buck.failed.isdisjoint(package_of(label) for label in pair.buck)
+            if (self.variant.name in pair.variants and pair not in complete) or self._failed(pair)
         }
         return {
             target: "" if pair.node in bad_nodes else pair.node
@@ -166,10 +167,8 @@ class _Comparison:
         return [item for item in library.files if is_native(item.name) and self.scope.holds(item.name)]
 
     def _files(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
-        in_buck, in_cmake = (
-            first_places(item for library in libraries for item in self._native(library))
-            for libraries in (buck, cmake)
-        )
+        in_buck = first_places(item for library in buck for item in self._native(library))
+        in_cmake = first_places(item for library in cmake for item in self._native(library))
         for path in sorted(in_cmake.keys() - in_buck.keys()):
             owners = [library for library in buck if path.startswith(f"{library.folder}/")]
             words = {"lacking": _lack(pair.buck), "file": (owners or buck)[0].place.file}
@@ -178,7 +177,7 @@ class _Comparison:
         for path in sorted(in_buck.keys() - in_cmake.keys()):
             if is_header(path) and any(not folder or path.startswith(f"{folder}/") for folder in reach):
                 continue
-            owner = next(library.name for library in buck if any(item.name == path for item in library.files))
+            owner = next(library.name for library in buck if path in first_places(library.files))
             self.report("parity-missing-in-cmake", in_buck[path], path, pair.name, {"library": owner})
 
     def _compiled_twice(self, side: Side, leave_out: set[str]) -> None:
@@ -211,11 +210,10 @@ class _Comparison:
         rule = "parity-header-renamed"
         folders = {item.name for library in self.cmake.libraries.values() for item in library.includes}
         for library in self.buck.libraries.values():
-            wrong = {
-                alias: item
-                for alias, item in library.included.items()
-                if not any(posixpath.join(folder, alias) == item.name for folder in folders)
-            }
+            wrong = {}
+            for alias, item in library.included.items():
+                if item.name not in {posixpath.join(folder, alias) for folder in folders}:
+                    wrong[alias] = item
             headers = sum(is_header(item.name) for item in library.files)
             if len(wrong) == headers > 1:
                 # One cause: the namespace, or that there is none.
@@ -265,14 +263,12 @@ class _Comparison:
         """Find dependencies between the Buck libraries of one pair, by their files: CMake links them where
         Buck has one library for several of its targets."""
         owner = {item.name: library.name for library in buck for item in library.compiled}
-        part = {
-            library.name: {owner[item.name] for item in library.compiled if item.name in owner}
-            for library in cmake
-        }
-        depends = {
-            library.name: {_twin_of(self.buck, item.name) for item in library.dependencies}
-            for library in buck
-        }
+        part: dict[str, set[str]] = {}
+        for library in cmake:
+            part[library.name] = {owner[item.name] for item in library.compiled if item.name in owner}
+        depends: dict[str, set[str]] = {}
+        for library in buck:
+            depends[library.name] = {_twin_of(self.buck, item.name) for item in library.dependencies}
         gaps: dict[tuple[str, str], NamedItem] = {}
         for library in cmake:
             for item in library.dependencies:
@@ -301,19 +297,13 @@ class _Comparison:
 
     def _flags(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
         for kind, rule in _FLAGS.items():
-            of_buck, of_cmake = (
-                first_places(
-                    item
-                    for library in libraries
-                    for item in (*getattr(library, kind), *self._handed_on(side, library, kind))
-                    if not item.name.startswith("-I")
-                )
-                for side, libraries in ((self.buck, buck), (self.cmake, cmake))
-            )
+            of_buck = self._flags_of(self.buck, buck, kind)
+            of_cmake = self._flags_of(self.cmake, cmake, kind)
             for name in sorted(of_buck.keys() ^ of_cmake.keys()):
                 place, note = of_buck.get(name) or of_cmake[name], name.startswith("-W")
                 self.report(rule, place, name, pair.name, has_and_lacks(name in of_buck), note=note)
-        in_buck, in_cmake = ([item.archive for item in one if item.archive] for one in (buck, cmake))
+        in_buck = [library.archive for library in buck if library.archive]
+        in_cmake = [library.archive for library in cmake if library.archive]
         if bool(in_buck) != bool(in_cmake):
             place, words = (in_buck or in_cmake)[0], has_and_lacks(bool(in_buck))
             self.report("parity-whole-archive-differs", place, "link_whole", pair.name, words)
@@ -328,17 +318,17 @@ class _Comparison:
                 if item.scope != "PRIVATE" and (near or target.name in side.libraries):
                     yield item
 
+    def _flags_of(self, side: Side, libraries: Sequence[Target], kind: str) -> dict[str, TreePlace]:
+        """The flags of one kind that these libraries have or hand on, without include folders."""
+        flags: list[NamedItem] = []
+        for library in libraries:
+            flags += getattr(library, kind)
+            flags += self._handed_on(side, library, kind)
+        return first_places(flag for flag in flags if not flag.name.startswith("-I"))
+
     def _standards(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
         """The standard that each source of both is compiled by."""
-        in_buck, in_cmake = (
-            {
-                item.name: library.standard
-                for library in libraries
-                for item in library.compiled
-                if library.standard
-            }
-            for libraries in (buck, cmake)
-        )
+        in_buck, in_cmake = _standards_in(buck), _standards_in(cmake)
         for path in sorted(in_buck.keys() & in_cmake.keys()):
             one, other = in_buck[path], in_cmake[path]
             if one.name != other.name:
@@ -368,3 +358,10 @@ def has_and_lacks(buck_has_it: bool) -> dict[str, str]:
 
 def _lack(labels: tuple[str, ...]) -> str:
     return f"{labels[0]} lacks" if len(labels) == 1 else f"{' and '.join(labels)} lack"
+
+
+def _standards_in(libraries: Sequence[Target]) -> dict[str, NamedItem]:
+    """Map each compiled source to the standard that its library names."""
+    return {
+        item.name: library.standard for library in libraries for item in library.compiled if library.standard
+    }

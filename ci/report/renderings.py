@@ -114,15 +114,16 @@ def sarif(reports: Sequence[Report]) -> str:
                 "properties": {"stage": report.stage, "profile": report.profile, "target": report.target},
             }
         )
-    invocations = [
-        {
-            "executionSuccessful": report.outcome is not Outcome.ERROR,
-            "commandLine": report.command,
-            "properties": {"stage": report.stage, "outcome": report.outcome.value},
-            "toolExecutionNotifications": [row for source, row in notifications if source is report],
-        }
-        for report in reports
-    ]
+    invocations = []
+    for report in reports:
+        invocations.append(
+            {
+                "executionSuccessful": report.outcome is not Outcome.ERROR,
+                "commandLine": report.command,
+                "properties": {"stage": report.stage, "outcome": report.outcome.value},
+                "toolExecutionNotifications": [row for source, row in notifications if source is report],
+            }
+        )
     run = {
         "tool": {"driver": {"name": "qnn-ci", "rules": [*map(_rule, rules)]}},
         "columnKind": "unicodeCodePoints",

@@ -153,6 +153,15 @@ def segment_digests(data: Bytes, elf: Layout, algorithm: str) -> list[bytes]:
     ]
 
 
+def _unsigned_segments(layout: Layout) -> list[ElfSegment]:
+    """Return the segments that signing leaves alone."""
+    return [
+        segment
+        for segment in layout.segments
+        if not is_hash_segment(segment) and not is_head_placeholder(segment)
+    ]
+
+
 def differences(before: Bytes, after: Bytes) -> list[str]:
     """Return how the program in `after` differs from that in `before`, ignoring signatures."""
     one, other = layout_of(before), layout_of(after)
@@ -161,9 +170,7 @@ def differences(before: Bytes, after: Bytes) -> list[str]:
         for name in ("type", "machine", "entry", "flags")
         if getattr(one.header, name) != getattr(other.header, name)
     ]
-    ours, theirs = (
-        [s for s in x.segments if not is_hash_segment(s) and not is_head_placeholder(s)] for x in (one, other)
-    )
+    ours, theirs = _unsigned_segments(one), _unsigned_segments(other)
     if len(ours) != len(theirs):
         return [*changes, f"it had {len(ours)} segments and has {len(theirs)}"]
     for index, (old, new) in enumerate(zip(ours, theirs, strict=True)):

@@ -261,9 +261,10 @@ def derived(
 
     A top-1 agreement of zero cannot be missed, so it gives no threshold."""
     rows = [rounded(figures) for figures in rows]
-    values = {
-        name: _threshold(name, [figures.get(name, math.nan) for figures in rows], margin_db) for name in names
-    }
+    values = {}
+    for name in names:
+        measured = [figures.get(name, math.nan) for figures in rows]
+        values[name] = _threshold(name, measured, margin_db)
     return {name: value for name, value in values.items() if name != "top1" or value}
 
 

@@ -251,11 +251,12 @@ def each_sample_db(pairs: Iterable[Pair], samples: int) -> list[float]:
     samples."""
     rows = list(pairs)
     size = len(rows) // samples
-    floats = [
-        [pair for pair in rows[first : first + size] if pair.expected.dtype.kind == "f"]
-        for first in range(0, len(rows), size or 1)
-    ]
-    return [least_sqnr_db(of_sample) for of_sample in floats if of_sample]
+    each_db = []
+    for first in range(0, len(rows), size or 1):
+        floats = [pair for pair in rows[first : first + size] if pair.expected.dtype.kind == "f"]
+        if floats:
+            each_db.append(least_sqnr_db(floats))
+    return each_db
 
 
 FEW_SAMPLES = 3
@@ -341,8 +342,11 @@ def _worst(pairs: Iterable[Pair], non_finite: bool, floats: Outputs | None = Non
             rows.append({"choice_agreement": float(alike.mean())})
     if not rows:
         raise Unusable("missing", "expected at least one output with values to compare, found none")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _worst_of(name, [row[name] for row in rows if name in row]) for name in names}
+    figures_by_name: dict[str, list[float]] = {}
+    for row in rows:
+        for name, figure in row.items():
+            figures_by_name.setdefault(name, []).append(figure)
+    return {name: _worst_of(name, figures) for name, figures in figures_by_name.items()}
 
 
 class _Spreads:
@@ -603,10 +607,10 @@ def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
     order."""
     rows = list(pairs)
     count = len(rows) // inferences
-    outputs, floats = (
-        [values[start : start + count] for start in range(0, len(values), count)]
-        for values in ([pair.found for pair in rows], [pair.expected for pair in rows])
-    )
+    outputs, floats = [], []
+    for first in range(0, len(rows), count):
+        outputs.append([pair.found for pair in rows[first : first + count]])
+        floats.append([pair.expected for pair in rows[first : first + count]])
     path, _, name = metric.rpartition(":")
     module = Path(path).name.removesuffix(".py")
     search_first(Path(path).parent)

@@ -155,6 +155,7 @@ def message_of(error: Exception) -> str:
 
 def explained(message: str, *refused: Refusal) -> str:
     """The command that explains the error codes; empty if none is known."""
-    codes = dict.fromkeys(str(code.code) for code in [*read(message).codes, *(row.code for row in refused)])
+    codes = dict.fromkeys(str(code.code) for code in read(message).codes)
+    codes |= dict.fromkeys(str(row.code.code) for row in refused)
     word = "code" if len(codes) == 1 else "codes"
     return Fix(f"{{}} explains the {word}", ("diagnose", *codes)) if codes else ""

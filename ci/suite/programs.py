@@ -245,6 +245,10 @@ def _named(programs: Sequence[Program], word: str) -> set[str]:
     return {program.name for program in programs if word in (program.name, f"{program.run_name}/")}
 
 
+def _tagged(programs: Sequence[Program], tag: str) -> set[str]:
+    return {program.name for program in programs if tag in program.run.tags}
+
+
 class AnySuites(Protocol):
     """The suites of a lane, whatever its programs are."""
 
@@ -347,7 +351,7 @@ class Suites(LaneForm, Generic[P]):
         Every value must match a program: a misspelt one must not pass."""
         names = {program.name for program in programs}
         known_tags = {tag for program in programs for tag in program.run.tags}
-        of_tags = {tag: {program.name for program in programs if tag in program.run.tags} for tag in tags}
+        of_tags = {tag: _tagged(programs, tag) for tag in tags}
         of_words = {word: _named(programs, word) or set(filter(matcher([word]), names)) for word in words}
         for flag, matches, choices, kind in (
             ("--tag", of_tags, known_tags, "tags"),
@@ -356,14 +360,10 @@ class Suites(LaneForm, Generic[P]):
             for value, hits in matches.items():
                 if not hits:
                     raise self._nothing(f"{flag} {value} matches no program", kind, choices, value)
-        result = [
-            program
-            for program in programs
-            if all(
-                not matches or any(program.name in hits for hits in matches.values())
-                for matches in (of_tags, of_words)
-            )
-        ]
+        for matches in (of_tags, of_words):
+            if matches:
+                names &= set().union(*matches.values())
+        result = [program for program in programs if program.name in names]
         if not result:
             flags = " ".join([*(f"--tag {tag}" for tag in tags), *(f"-k {word}" for word in words)])
             raise self._nothing(f"no program is left by {flags}", "tags", known_tags)

@@ -108,7 +108,8 @@ def choose(
 
 def packages_of(programs: Iterable[Program], store: Path) -> dict[Needs, OwnPackages]:
     """Return the packages that the suites of these programs name, and install those that are missing."""
-    return {needs: installed(needs, store) for needs in dict.fromkeys(program.needs for program in programs)}
+    needed = dict.fromkeys(program.needs for program in programs)
+    return {needs: installed(needs, store) for needs in needed}
 
 
 def show_list(programs: Sequence[Program]) -> int:
@@ -206,11 +207,8 @@ def thresholds_of(
 def accepted_figures(program: Program, rows: Sequence[Mapping[str, float]]) -> list[str]:
     """The figures that get a threshold: those that programs with such outputs always need, and those that
     already have one, without those that the suite demands."""
-    has = [
-        name
-        for name in program.run.required_figures
-        if any(name.removeprefix("reference_") in row for row in rows)
-    ]
+    figures = {name for row in rows for name in row}
+    has = [name for name in program.run.required_figures if name.removeprefix("reference_") in figures]
     low = [name for figures in rows for name in below_floor(figures, program.run.kind)]
     names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True), *low])
     return [name for name in names if name not in program.demanded]

@@ -171,7 +171,9 @@ def rules_named(ids: Sequence[str]) -> list[Rule]:
 def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
     """Apply each rule to every context. A rule's result is the worst of them, with all findings. If a file is
     wrong for one cause, only the rule that names the cause reports it."""
-    results = [_merge([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
+    results = []
+    for rule_ in rules:
+        results.append(_merge([_apply(rule_, context) for context in contexts], contexts))
     wrong = {result.rule.id: result.wrong for result in results}
     return [_drop_explained(result, wrong) for result in results]
 

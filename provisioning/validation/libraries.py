@@ -308,11 +308,11 @@ def library_name(context: Context) -> Iterator[Problem]:
         if not elf.soname and re.fullmatch(qnn_libraries.table().own, library.name):
             yield Problem(library.place, "has no name of its own (SONAME), as each of QNN's libraries has")
     # Of a library for another arch hexagon-arch tells the same.
-    elsewhere = {
-        library.place
-        for library, elf in _readable(context)
-        if elf.machine == HEXAGON and len({arch for arch, _ in _arches(library, elf).values()}) > 1
-    }
+    elsewhere = set()
+    for library, elf in _readable(context):
+        arches = {arch for arch, _ in _arches(library, elf).values()}
+        if elf.machine == HEXAGON and len(arches) > 1:
+            elsewhere.add(library.place)
     for library in libraries:
         if library.place in elsewhere:
             continue

@@ -1,4 +1,5 @@
-"""Docstrings of the product are sentences; names of functions say what they do or give (CONTRIBUTING.md)."""
+"""Docstrings of the product are sentences; functions say what they do or give; comprehensions are simple
+(CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -67,3 +68,31 @@ def test_a_relational_name_is_found_in_a_class_and_behind_an_underscore() -> Non
     source = "class A:\n    def of_time(self): ...\n\nasync def _with_causes(): ...\n\ndef offset(): ...\n"
 
     assert sorted(relational(ast.parse(source))) == ["_with_causes", "of_time"]
+
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def nested_comprehensions(node: ast.AST, outer: bool = False) -> list[int]:
+    """List the lines of comprehensions that another one contains."""
+    is_comprehension = isinstance(node, COMPREHENSIONS)
+    lines = [node.lineno] if outer and isinstance(node, COMPREHENSIONS) else []
+    for child in ast.iter_child_nodes(node):
+        lines += nested_comprehensions(child, outer or is_comprehension)
+    return lines
+
+
+def test_no_comprehension_contains_another() -> None:
+    found: list[str] = []
+    for file in [*our_files(*PRODUCT), ROOT / "noxfile.py"]:
+        found += [f"{file.relative_to(ROOT)}:{line}" for line in nested_comprehensions(parsed(file))]
+
+    assert not found, "write a loop, or a function with a name"
+
+
+def test_a_comprehension_is_found_in_an_element_a_condition_and_what_is_iterated() -> None:
+    source = (
+        "[[b for b in a] for a in c]\n{a for a in c if any(b for b in a)}\n[a for a in (b for b in c)]\n[a]"
+    )
+
+    assert nested_comprehensions(ast.parse(source)) == [1, 2, 3]

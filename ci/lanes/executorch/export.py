@@ -201,8 +201,11 @@ def digest_of_tensors(inferences: Sequence[Sequence[Tensor]]) -> str:
 
 def _are_alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Whether torch exports the same program for both: an export does not depend on the inputs' values."""
-    kinds = [[(tensor.dtype, tensor.shape, tensor.stride()) for tensor in sample] for sample in (one, other)]
-    return kinds[0] == kinds[1]
+
+    def kinds(sample: Sequence[Tensor]) -> list[object]:
+        return [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in sample]
+
+    return kinds(one) == kinds(other)
 
 
 class Failed(Exception):

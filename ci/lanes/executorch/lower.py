@@ -178,7 +178,8 @@ def choices_of(
         if not floats or bool(quantized) != bool(reference):
             continue
         places.append(operator_at(chooser.node))
-        exact, rounded = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
+        exact = [tensor.numpy() for tensor in floats]
+        rounded = [tensor.numpy() for tensor in quantized]
         noise = tie_noise(exact, rounded, 0 if chooser.dim is None else chooser.dim)
         outputs = _add_choice(outputs, chooser, floats, noise, into, "float")
         if reference:
@@ -364,7 +365,8 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
     """Return the model's line of an operator that ExecuTorch does not have at all."""
     explanation = known_of(error)
     names = re.findall(r"'(\w+)::(\w+)", str(error))
-    rows = [row for row in cpu_operators if any(row.operator.startswith(".".join(name)) for name in names)]
+    missing = tuple(".".join(name) for name in names)
+    rows = [row for row in cpu_operators if row.operator.startswith(missing)]
     if not explanation or not rows:
         return None
     lines = "; ".join(f"{operator.source} `{operator.code}`" for operator in rows)

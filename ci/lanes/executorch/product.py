@@ -163,10 +163,9 @@ def product_of(
     accuracy = verdict_of_one_model(stem, figures, slices, divergence, where, causes, evidence)
     warnings = [*notes_of(facts), *accuracy.warnings]
     outcome = replace(outcome_of(compiled, run), wrong=accuracy.wrong, of_chip=accuracy.of_chip)
-    findings = [
-        _finding_about_cpu_operator(stem, operator, Severity.WARNING)
-        for operator in {operator.message: operator for operator in facts.left}.values()
-    ]
+    # A message that several operators share is said once.
+    cpu_operators = {operator.message: operator for operator in facts.left}.values()
+    findings = [_finding_about_cpu_operator(stem, operator, Severity.WARNING) for operator in cpu_operators]
     findings += [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
     return Product(
         files_of(path, stem, record),

@@ -34,7 +34,9 @@ def _run(order: Mapping[str, object]) -> EmulatorRun:
     of, compiled = request.compared, Path(request.compiled.path)
     outputs = folder / OUTPUTS
     outputs.mkdir()
-    files = ((compiled / row.file for row in inference) for inference in of.inputs)
+    files = []
+    for inference in of.inputs:
+        files.append([compiled / row.file for row in inference])
     runner = Runner.ordered(request.runner)
     inputs = runner.write_inputs(folder / INPUTS, files)
     command = runner.command(Path(request.program.path), inputs, outputs)

@@ -76,10 +76,10 @@ class EmulatedTrial:
 
     def __init__(self, chip_model: ChipModel, runner: Runner, folder: Path) -> None:
         self.chip_model, self.runner, self.folder = chip_model, runner, folder
-        rows = save_raw(folder, "input", chip_model.compared)
-        self.inputs = runner.write_inputs(
-            folder / "inputs.txt", ((folder / tensor.file for tensor in row) for row in rows)
-        )
+        files = []
+        for row in save_raw(folder, "input", chip_model.compared):
+            files.append([folder / tensor.file for tensor in row])
+        self.inputs = runner.write_inputs(folder / "inputs.txt", files)
         self.trials = 0
 
     def __call__(self, graph: Any, reference: Sequence[Sequence[Array]]) -> list[list[Array]]:
@@ -91,13 +91,13 @@ class EmulatedTrial:
         command = self.runner.command(program, self.inputs, outputs)
         if error := call_runner(command, self.folder / "run.log", os.environ):
             raise RuntimeError(error)
-        return [
-            [
-                numpy.fromfile(outputs / f"output_{number}_{index}.raw", array.dtype).reshape(array.shape)
-                for index, array in enumerate(arrays)
-            ]
-            for number, arrays in enumerate(reference)
-        ]
+        rows: list[list[Array]] = []
+        for number, arrays in enumerate(reference):
+            rows.append([])
+            for index, array in enumerate(arrays):
+                output = numpy.fromfile(outputs / f"output_{number}_{index}.raw", array.dtype)
+                rows[-1].append(output.reshape(array.shape))
+        return rows
 
     def _lower(self, graph: TorchGraph) -> bytes:
         run = self.chip_model.run

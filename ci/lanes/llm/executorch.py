@@ -261,7 +261,8 @@ def method_of(path: Path, name: str) -> Method:
 
     def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         # The runtime reads memory as if it were contiguous, and writes its outputs again the next time.
-        return [output.clone() for output in method.execute([input_.contiguous() for input_ in inputs])]
+        outputs = method.execute([tensor.contiguous() for tensor in inputs])
+        return [output.clone() for output in outputs]
 
     return run
 

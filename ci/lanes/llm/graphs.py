@@ -134,8 +134,11 @@ def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
 def outputs_of_rows(decoder: Any, rows: Iterable[Sequence[int] | Array]) -> list[Sample]:
     """Return the float model's outputs, computed once for all graphs that are quantized; logits are left out
     because they would fill the memory. `decoder` reads a whole row at once."""
-    outputs = (outputs_of(decoder, row) for row in rows)
-    return [{name: output[name] for name in output if name != "logits"} for output in outputs]
+    outputs = []
+    for row in rows:
+        output = outputs_of(decoder, row)
+        outputs.append({name: output[name] for name in output if name != "logits"})
+    return outputs
 
 
 def blocks(

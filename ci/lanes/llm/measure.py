@@ -171,7 +171,8 @@ def order_rounding(order: MeasureOrder) -> Rounded:
         calibration=compiled.calibration,
     )
     count = len(rows)
-    exact, rounded = ([logits[:-1] for logits in readings] for readings in (model.exact, model.rounded))
+    exact = [logits[:-1] for logits in model.exact]
+    rounded = [logits[:-1] for logits in model.rounded]
     results = _windows_of_texts(texts, exact[count:], rounded[count:]) if texts else {}
     results[WINDOWS] = [
         window_of(rounded_row, exact_row, row[1:])

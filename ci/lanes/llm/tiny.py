@@ -99,10 +99,8 @@ def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) ->
     torch.set_num_threads(1)
     corpus, words = texts(), config["vocab_size"]
     tokenizer = _tokenizer(corpus.training, words)
-    rows, judged = (
-        [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
-        for sentences in (corpus.training, corpus.judged)
-    )
+    rows = [encoding.ids for encoding in tokenizer.encode_batch(list(corpus.training))]
+    judged = [encoding.ids for encoding in tokenizer.encode_batch(list(corpus.judged))]
     bos, eos = config["bos_token_id"], config["eos_token_id"]
     generator = torch.Generator().manual_seed(SEED)
     stream = [

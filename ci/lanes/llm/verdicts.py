@@ -85,18 +85,27 @@ Figures = Mapping[str, Figure]
 
 
 def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
-    places = [{name: np.array(values) for name, values in asdict(window).items()} for window in windows]
+    """Compute each figure of all windows together, with its standard error by drawing windows anew."""
+    places = [_places_of(window) for window in windows]
+    drawn = []
+    for draw in np.random.default_rng(1).integers(0, len(places), (BOOTSTRAPS, len(places))):
+        drawn.append(_values_of([places[index] for index in draw]))
+    figures = {}
+    for name, value in _values_of(places).items():
+        error = np.std([values[name] for values in drawn], ddof=1)
+        figures[name] = Figure(value, float(error))
+    return figures
 
-    def values_of(rows: Sequence[Places]) -> dict[str, float]:
-        columns = {name: np.concatenate([window[name] for window in rows]) for name in places[0]}
-        return {name: figure(columns) for name, figure in FIGURES.items()}
 
-    draws = np.random.default_rng(1).integers(0, len(places), (BOOTSTRAPS, len(places)))
-    drawn = [values_of([places[index] for index in draw]) for draw in draws]
-    return {
-        name: Figure(value, float(np.std([sample[name] for sample in drawn], ddof=1)))
-        for name, value in values_of(places).items()
-    }
+def _places_of(window: Window) -> Places:
+    return {name: np.array(values) for name, values in asdict(window).items()}
+
+
+def _values_of(windows: Sequence[Places]) -> dict[str, float]:
+    columns = {}
+    for name in windows[0]:
+        columns[name] = np.concatenate([window[name] for window in windows])
+    return {name: figure(columns) for name, figure in FIGURES.items()}
 
 
 def describe_figures(figures: Figures, limits: Mapping[str, float] | None = None) -> str:
@@ -371,7 +380,10 @@ class Judgement:
 
 
 def _figures_row(figures: Mapping[str, Figures]) -> dict[str, Metric]:
-    return {name: {key: asdict(figure) for key, figure in row.items()} for name, row in figures.items()}
+    rows: dict[str, Metric] = {}
+    for name, row in figures.items():
+        rows[name] = {key: asdict(figure) for key, figure in row.items()}
+    return rows
 
 
 # Of `test_llm`.

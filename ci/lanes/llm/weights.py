@@ -79,16 +79,13 @@ def stored_in(path: Path) -> dict[str, Stored]:
             header = json.loads(file.read(length))
     except SafetensorError as error:
         raise CheckFailed(f"{path} is damaged or incomplete: {error}", fix="download it again") from None
-    return {
-        name: Stored(
-            path,
-            tensor["dtype"],
-            tuple(tensor["shape"]),
-            *(8 + length + offset for offset in tensor["data_offsets"]),
-        )
-        for name, tensor in header.items()
-        if name != "__metadata__"
-    }
+    header.pop("__metadata__", None)
+    data = 8 + length
+    stored = {}
+    for name, tensor in header.items():
+        first, end = tensor["data_offsets"]
+        stored[name] = Stored(path, tensor["dtype"], tuple(tensor["shape"]), data + first, data + end)
+    return stored
 
 
 def _files(folder: Path) -> list[str]:

@@ -360,11 +360,10 @@ def size_of(model: onnx.ModelProto) -> ModelSize:
 
     inferred = onnx.shape_inference.infer_shapes(model).graph
     weights = {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
-    values = {
-        value.name: [size.dim_value for size in value.type.tensor_type.shape.dim]
-        for value in (*inferred.input, *inferred.value_info, *inferred.output)
-        if value.name not in weights
-    }
+    values = {}
+    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+        if value.name not in weights:
+            values[value.name] = [size.dim_value for size in value.type.tensor_type.shape.dim]
     shapes, macs = {**weights, **values}, 0
     for node in inferred.node:
         if node.op_type not in LAYERS:

@@ -162,8 +162,11 @@ class Comparison:
         floats = _pairs_by_sample(self.exact, outputs, self.floats)
         quantized = _pairs_by_sample(self.reference, outputs, self.quantized)
         samples = zip_longest(floats, quantized, fillvalue=())
-        draws = (compare(*pairs, non_finite=self.non_finite) for pairs in samples)
-        return [{name: figure for name, figure in row.items() if name in OF_A_DRAW} for row in draws]
+        draws = []
+        for pairs in samples:
+            figures = compare(*pairs, non_finite=self.non_finite)
+            draws.append({name: figure for name, figure in figures.items() if name in OF_A_DRAW})
+        return draws
 
     def each_db(self, outputs: Sequence[Sample]) -> list[float]:
         count = len(self.exact)
@@ -227,7 +230,10 @@ def _chosen_among(
 ) -> dict[str, list[Array]]:
     operands = {name: str(choosers[name].input[0]) for name in names}
     rows = values_of(onnx.load(str(path)), samples, operands.values())
-    return {name: [row[tensor] for row in rows] for name, tensor in operands.items()}
+    values = {}
+    for name, tensor in operands.items():
+        values[name] = [row[tensor] for row in rows]
+    return values
 
 
 def _pairs(exact: Sequence[Sample], outputs: Sequence[Sample], among: Choices) -> Iterator[Pair]:
@@ -342,7 +348,10 @@ def _chosen(model: Path, subject: Any, inferences: int | None, calibration: int 
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
     def name_inputs(samples: list[tuple[Any, ...]]) -> list[Sample]:
-        return [dict(zip(names, (tensor.numpy() for tensor in sample), strict=True)) for sample in samples]
+        named = []
+        for sample in samples:
+            named.append({name: tensor.numpy() for name, tensor in zip(names, sample, strict=True)})
+        return named
 
     return Divided(name_inputs(choice.compared), name_inputs(choice.calibrating), choice.used)
 

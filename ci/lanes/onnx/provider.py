@@ -294,8 +294,8 @@ def _audit(model: Path, folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
         count, graphs = len(nodes), 0
     else:
         trace = json.loads(path.read_text(encoding="utf-8"))
-        names = ("node_name", "op_type", "reason")
-        unsupported = [tuple(node[name] for name in names) for node in trace["unsupported_nodes"]]
+        nodes = trace["unsupported_nodes"]
+        unsupported = [(node["node_name"], node["op_type"], node["reason"]) for node in nodes]
         count, graphs = (int(trace["summary"][name]) for name in ("total_onnx_nodes", "qnn_subgraphs"))
     by_name = {
         name: Unsupported(name, operator, _reason(reason, reasons.get(name)))

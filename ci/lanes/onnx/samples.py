@@ -73,8 +73,9 @@ class Divided(NamedTuple):
 def divided(samples: Sequence[Sample], inferences: int | None, calibration: int | None) -> Divided:
     """Divide samples into those that are compared and those that calibrate. Without samples both are empty,
     and noise is drawn instead."""
-    shares = shares_of(len(samples), inferences, calibration)
-    compared, calibrating = ([samples[number] for number in numbers] for numbers in shares)
+    to_compare, to_calibrate = shares_of(len(samples), inferences, calibration)
+    compared = [samples[number] for number in to_compare]
+    calibrating = [samples[number] for number in to_calibrate]
     used = InputsUsed(len(compared), len(calibrating), len(samples), noise=not samples)
     return Divided(compared, calibrating, used)
 

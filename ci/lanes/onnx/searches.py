@@ -116,8 +116,10 @@ def rewrite(order: OnnxOrder, files: ModelFiles, choice: WantedRewrites) -> Mode
 def outputs_on_emulator(target: Target, graph: OnnxGraph, _: Sequence[Sequence[Array]]) -> list[list[Array]]:
     """Compile the graph for a target and return its outputs."""
     names = [value.name for value in graph.model.graph.output]
-    rows = provider.outputs_on_htp(graph.source, *target, graph.feeds())
-    return [[row[name] for name in names] for row in rows]
+    outputs = []
+    for row in provider.outputs_on_htp(graph.source, *target, graph.feeds()):
+        outputs.append([row[name] for name in names])
+    return outputs
 
 
 def diverge(
