@@ -4,6 +4,7 @@ names, or read them from a folder with one file per sample: `.npy`, `.npz` with 
 
 from __future__ import annotations
 
+import bdb
 import hashlib
 import importlib
 import math
@@ -51,6 +52,7 @@ from ci.models.mistakes import (
     require_enough,
     require_fitting,
     require_on_cpu,
+    stops_for_debugger,
     wrong_type,
 )
 from ci.models.model_lines import users_line
@@ -254,16 +256,23 @@ def seed_of(stream: str, number: int = 0) -> int:
 
 
 def make(
-    dotted: str, arguments: Mapping[str, object], search_path: Path, inputs: Inputs | Samples | None = None
+    dotted: str,
+    arguments: Mapping[str, object],
+    search_path: Path,
+    inputs: Inputs | Samples | None = None,
+    *,
+    non_finite: bool = False,
 ) -> ModelWithInputs:
     """Call the factory with a fixed seed, so that it always draws the same numbers.
 
-    With `inputs`, the factory returns only the model. The model is switched to eval mode."""
+    With `inputs`, the factory returns only the model. The model is switched to eval mode. With `non_finite`,
+    its parameters may be NaN."""
     if dotted.endswith(".pt2"):
         _begin(search_path)
         return _exported(search_path / dotted, arguments, inputs)
     factory = factory_of(dotted, arguments, search_path)
-    return model_of(dotted, call(dotted, factory, arguments), inputs, factory)
+    product = call(dotted, factory, arguments)
+    return model_of(dotted, product, inputs, factory, non_finite=non_finite)
 
 
 def _begin(search_path: Path) -> None:
@@ -311,9 +320,15 @@ def _fix_of_call(error: Exception) -> str:
 
 
 def model_of(
-    dotted: str, product: Any, inputs: Inputs | Samples | None, factory: Callable[..., Any]
+    dotted: str,
+    product: Any,
+    inputs: Inputs | Samples | None,
+    factory: Callable[..., Any],
+    *,
+    non_finite: bool = False,
 ) -> ModelWithInputs:
-    """Return the model that a factory returned, in eval mode, with its inputs."""
+    """Return the model that a factory returned, in eval mode, with its inputs. Refuse parameters that are
+    NaN, unless `non_finite`."""
     _refuse_script(dotted, product)
     if inputs is None and isinstance(product, nn.Module):
         raise missing_inputs(dotted, factory, product)
@@ -322,7 +337,7 @@ def model_of(
     state = {name: tensor for name, (tensor, _) in _state(result.model).items()}
     require_on_cpu(dotted, state)
     for name, weight in state.items():
-        if isinstance(weight, nn.Parameter) and weight.isnan().any():
+        if not non_finite and isinstance(weight, nn.Parameter) and weight.isnan().any():
             raise not_a_number(name, weight)
     modules = list(result.model.modules())
     notes: list[tuple[str, str]] = []
@@ -584,6 +599,8 @@ def _first_outputs(model: nn.Module, sample: tuple[Tensor, ...], place: str) -> 
         if of_type := wrong_type(error, sample, place):
             raise of_type from error
         line = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
+        if isinstance(error, bdb.BdbQuit):
+            raise stops_for_debugger(line) from error
         if not place or not line or known_of(error):
             raise
         raise not_running(described(error), line, sample, place) from error

@@ -126,6 +126,13 @@ def not_running(words: str, line: str, sample: Sequence[Tensor], place: str) -> 
     )
 
 
+def stops_for_debugger(line: str) -> BadFactory:
+    return BadFactory(
+        f"the model stops for a debugger before {line}, and its process has no terminal to answer it",
+        "remove breakpoint() or pdb.set_trace() there",
+    )
+
+
 def _kinds(sample: Sequence[Tensor]) -> str:
     return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in sample)
 
@@ -267,7 +274,8 @@ def not_a_number(name: str, weight: Tensor) -> BadFactory:
     count = int(weight.isnan().sum())
     return BadFactory(
         f"{name} holds NaN in {count:,} of its {weight.numel():,} values",
-        "load the weights of a training that did not diverge, and compare their file's checksum",
+        "load the weights of a training that did not diverge, and compare their file's checksum; in a suite"
+        " whose outputs are to have NaN: non_finite = true",
     )
 
 

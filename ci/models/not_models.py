@@ -20,6 +20,7 @@ HOW = Fix(
 )
 
 FUNCTION = re.compile(r"^def ([A-Za-z]\w*)", re.MULTILINE)
+CLASS = re.compile(r"^class ([A-Za-z]\w*)\b.*Module\b", re.MULTILINE)
 ADDRESS = re.compile(r"\w+://\S+")
 OF_HUB = re.compile(
     r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?(?P<name>[\w-][\w.-]*/(?P<folder>[\w-][\w.-]*))/?"
@@ -135,9 +136,10 @@ def refusal(text: str, folder: Path) -> UsageError:
         functions = _names_in(path, text) if path.suffix == ".py" else []
         if len(functions) == 1:
             return UnknownName(expected, text, functions)
-        return UsageError(
-            expected, fix=f"say which function: {', '.join(functions)}" if functions else EXPORT
-        )
+        if functions:
+            return UsageError(expected, fix=f"say which function: {', '.join(functions)}")
+        classes = CLASS.findall(path.read_text("utf-8", "replace")) if path.suffix == ".py" else []
+        return UsageError(expected, fix=_function_for(classes[-1], text) if classes else EXPORT)
     if (member := MEMBER.fullmatch(text)) and (folder / member["file"]).is_file():
         return _member_refusal(text, member, folder)
     if names := _names_like(text, folder):
@@ -150,7 +152,7 @@ def _member_refusal(text: str, member: re.Match[str], folder: Path) -> UsageErro
     file, owner = member["file"], member["owner"]
     functions = [name.rpartition(":")[2] for name in _names_in(folder / file, file)]
     name = next((name for name in ("net", "make_net") if name not in functions), "make_the_net")
-    fix = f"write `def {name}(): return {owner}(), (x,)`, x being its input, and name {file}:{name}"
+    fix = _function_for(owner, file, name)
     if functions:
         names = ", ".join(f"{file}:{name}" for name in functions)
         fix = f"name the function that returns it: {names}; or {fix}"
@@ -158,6 +160,11 @@ def _member_refusal(text: str, member: re.Match[str], folder: Path) -> UsageErro
         f"{text}: expected a function that returns the model, found {member['member']}, a part of {owner}",
         fix=fix,
     )
+
+
+def _function_for(owner: str, file: str, name: str = "net") -> str:
+    """Return what to write for a class that nothing in the file makes a model of."""
+    return f"write `def {name}(): return {owner}(), (x,)`, x being its input, and name {file}:{name}"
 
 
 def _may_be_of_hub(text: str, path: Path) -> bool:

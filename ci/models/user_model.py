@@ -7,6 +7,7 @@ import builtins
 import os
 import re
 import sys
+import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -33,6 +34,7 @@ SIBLING = re.compile(r"^\s*(?:from|import)\s+(\w+)\b", re.MULTILINE)
 SOURCES, PROJECT = "src", "pyproject.toml"
 QUANTIZING = b"quantized_decomposed."
 POINTER = b"version https://git-lfs.github.com/spec/"
+PAGE = re.compile(rb"\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 WORD = re.compile(r"[^a-z0-9_.-]+")
 
 
@@ -92,7 +94,7 @@ def user_model(text: str, folder: Path) -> UserModel:
             renamed = path.with_stem(re.sub(r"\W", "_", path.stem)).name
             message = f"{text}: Python cannot import a module that is called {path.stem}"
             raise UsageError(message, fix=f"rename {path.name}, for example to {renamed}")
-        code = path.read_text(encoding="utf-8", errors="replace")
+        code = _source_of(path, text)
         if not re.search(rf"\b{function}\b|import \*", code):
             functions = FUNCTION.findall(code)
             raise UnknownName(f"{text}: nothing in {head} is called {function}", function, functions)
@@ -118,6 +120,19 @@ def user_model(text: str, folder: Path) -> UserModel:
         message = f"{text}: expected {MODEL_HELP}, found {kind}"
         raise UsageError(message, fix=fix_for_torch_file(kind, Path(text)))
     raise refusal(text, folder)
+
+
+def _source_of(path: Path, text: str) -> str:
+    """Read Python source. Python imports a file whose comments have other bytes than UTF-8, but torch.export
+    cannot read it."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise CheckFailed(
+            f"{text}: expected Python source in UTF-8, found other bytes",
+            fix=f"save {path.name} as UTF-8, or name its encoding in its first line: `# coding: latin-1`",
+        ) from error
 
 
 def _imported_as(path: Path, code: str) -> tuple[Path, str]:
@@ -161,10 +176,15 @@ def _word(name: str) -> str:
 
 
 def fix_of_content(path: Path, fix: str) -> str:
-    """Return the fix for a file with unexpected content; a pointer of Git LFS has its own."""
+    """Return the fix for a file with unexpected content. A pointer of Git LFS and a web page have their
+    own."""
     with path.open("rb") as file:
-        is_pointer = file.read(len(POINTER)) == POINTER
-    return "fetch what Git LFS has of it: git lfs pull; in gate.yml: `lfs: true`" if is_pointer else fix
+        start = file.read(len(POINTER))
+    if start == POINTER:
+        return "fetch what Git LFS has of it: git lfs pull; in gate.yml: `lfs: true`"
+    if PAGE.match(start):
+        return f"it is a web page: read it (`head {path.name}`), and download the file by its own address"
+    return fix
 
 
 def _is_quantized(path: Path) -> bool:

@@ -500,7 +500,10 @@ def _load(path: Path, row: TensorFile | ChosenAmong) -> Any:
         raise Unusable("missing", f"{path.name} was not written")
     values = numpy.fromfile(path, dtype=row.dtype)
     if values.size != math.prod(row.shape):
-        raise Unusable("shape", f"{path.name}: expected {math.prod(row.shape)} values, found {values.size}")
+        words = "" if row.shape else "; the output has no dimensions: keep one, as x[0, 0:1] does for x[0, 0]"
+        raise Unusable(
+            "shape", f"{path.name}: expected {math.prod(row.shape)} values, found {values.size}{words}"
+        )
     return values.reshape(row.shape)
 
 

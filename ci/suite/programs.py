@@ -172,6 +172,8 @@ class Program:
     """The thresholds of its run that --accept wrote."""
     recorded: Recorded | None = None
     """The costs and figures of the program that were accepted last."""
+    executorch: str = ""
+    """WHEEL where the user says so; a command that runs the program again says it too."""
 
     @property
     def demanded(self) -> dict[str, float]:
@@ -387,4 +389,5 @@ class Suites(LaneForm, Generic[P]):
         choice = Choice(() if program.suite == self.shipped else (program.suite,), words=(name,))
         verb = stage or self.stages[0]
         chosen = option_words(choice, verb if verb in COMMANDS else STAGE)
-        return session(verb, *chosen, *soc, *profile_flags(program.profile))
+        executorch = ["--executorch", program.executorch] if program.executorch else []
+        return session(verb, *chosen, *soc, *profile_flags(program.profile), *executorch)

@@ -103,7 +103,7 @@ def choose(
         jobs = jobs_of(programs)
         part = shard_named(list({job.name: job for job in jobs.values()}.values()), choice.shard)
         programs = [program for program in programs if jobs[program.name] in part]
-    return programs
+    return [replace(program, executorch=selection.executorch) for program in programs]
 
 
 def packages_of(programs: Iterable[Program], store: Path) -> dict[Needs, OwnPackages]:
@@ -456,9 +456,13 @@ def _require_found(executorch: Executorch) -> None:
     for place in map(Path, list(spec.submodule_search_locations or ())[:1] if spec else ()):
         if place.absolute().is_relative_to(home.absolute()):
             continue
+        is_on_path = str(place.parent) in os.environ.get(PYTHON_PATH, "").split(os.pathsep)
         raise EnvironmentLacking(
             f"Python finds executorch in {place}, expected it below {home}",
-            fix=f"leave {place.parent} out of {PYTHON_PATH}",
+            fix=f"leave {place.parent} out of {PYTHON_PATH}"
+            if is_on_path
+            else f"an editable install, a .pth file or the user's site has it: type `{sys.executable} -m pip"
+            f" uninstall {EXECUTORCH}`; `qnn-ci`, as it is installed, has a Python of its own",
         )
 
 

@@ -77,6 +77,10 @@ def keeps(): return Keeps().eval(), inputs
 def counts(): return Counts().eval(), inputs
 def remembers(): return Remembers().eval(), inputs
 def draws(): return Draws().eval(), inputs
+def nan():
+    model = Good().eval()
+    model.linear.weight.data[0, 0] = float("nan")
+    return model, inputs
 
 class Branches(nn.Module):
     def forward(self, x):
@@ -110,6 +114,13 @@ def test_a_model_in_training_mode_is_put_into_eval_with_a_warning(folder: Path) 
     loaded = make("qnn_ci_net:training", {}, folder)
     assert not loaded.model.training and [rule for rule, _ in loaded.notes] == ["training-mode"]
     assert not make("qnn_ci_net:good", {}, folder).notes
+
+
+def test_a_parameter_may_be_nan_where_the_suite_says_that_outputs_are(folder: Path) -> None:
+    with pytest.raises(BadFactory):
+        make("qnn_ci_net:nan", {}, folder)
+    outputs = make("qnn_ci_net:nan", {}, folder, non_finite=True).outputs([(torch.ones(4),)])
+    assert outputs[0][0].isnan().tolist() == [True, False, False, False]
 
 
 def test_a_fixed_sample_alone_judges_and_calibrates_with_a_warning(folder: Path) -> None:

@@ -214,6 +214,10 @@ class Image(nn.Module):
         self.conv = nn.Conv2d(3, 4, 1)
     def forward(self, image):
         return self.conv(image)
+class Stops(Net):
+    def forward(self, x):
+        breakpoint()
+        return self.linear(x)
 def nan():
     model = Net()
     model.linear.weight.data[0, 0] = float("nan")
@@ -229,6 +233,7 @@ WRONG_MODELS = {
         "linear(x), training=self.training)",
     ),
     "return Noise(), (x,)": (["randn", "@torch.randn"], "torch.randn(4)", "torch.ones(4)"),
+    "return Stops(), (x,)": (["debugger", "breakpoint()"], "breakpoint()", "pass"),
     "return Keeps(), (x,)": (["keeps state"], "self.count += 1", "pass"),
     "return nan()[0], (x,)": (["linear.weight", "1 of its 16"], 'float("nan")', "1.0"),
     "return Two(), (x,)": (

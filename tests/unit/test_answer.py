@@ -230,6 +230,15 @@ def test_what_ends_the_builder_has_its_fix_by_the_error() -> None:
     assert not fix_for(convolution, "", reason="Expect aten_mul_tensor to be parameter")
 
 
+@pytest.mark.parametrize(
+    ("code", "is_scalar"), [("y.sum()", True), ("torch.mean(y)", True), ("y.sum(1)", False)]
+)
+def test_a_sum_of_everything_is_told_to_keep_its_dimensions(code: str, is_scalar: bool) -> None:
+    operator = "aten.sum.dim_IntList" if "sum" in code else "aten.mean.default"
+    suggestion = fix_for(operator, f"return {code}, y", reason="No node visitor, unsupported")
+    assert ("keepdim=True" in str(suggestion)) == is_scalar
+
+
 def test_a_permutation_of_six_dimensions_has_a_fix_and_one_of_none_has_not() -> None:
     permutation, code = "aten.permute_copy.default", "x.transpose(2, 3)"
     refused = {rank: reword_error(f"[4294967295] has incorrect Rank {rank}.") for rank in (0, 6)}

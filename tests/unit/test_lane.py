@@ -181,6 +181,13 @@ def test_it_is_chosen_listed_and_sharded(tmp_path: Path, capsys: pytest.CaptureF
     assert toys(tmp_path, listed=True)[0] == 0 and capsys.readouterr().out.count("SM8650") == 4
 
 
+def test_a_command_that_repeats_a_program_names_the_executorch_that_was_named(tmp_path: Path) -> None:
+    (tmp_path / "toy.toml").write_text(SUITE)
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path, executorch="wheel")
+    program, *_ = lane_in_which("").chosen(Choice(suites=(tmp_path / "toy.toml",)), selection)
+    assert SUITES.repeat(program).command[-2:] == ("--executorch", "wheel")
+
+
 def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
     assert toys(tmp_path, True, words=("net2 or net3",))[0] == 0
     programs = SUITES.programs_of(tmp_path / "toy.toml")

@@ -119,13 +119,15 @@ def test_a_command_for_a_suites_program_chooses_it_and_no_other(
     verb: str, programs: list[ExecutorchProgram], data: st.DataObject
 ) -> None:
     profile, every_chip = data.draw(st.sampled_from(profile_names())), data.draw(st.booleans())
-    program = replace(data.draw(st.sampled_from(programs)), profile=profile)
+    executorch = data.draw(st.sampled_from(["", WHEEL]))
+    program = replace(data.draw(st.sampled_from(programs)), profile=profile, executorch=executorch)
     command = SUITES.repeat(program, verb, every_chip=every_chip).command
     args = parser_of(verb).parse_args(command[1:])
     choice, selection = read_options(Choice, args), selection_of(args)
     chosen = {row.name for row in SUITES.choose(programs, tags=choice.tags, words=choice.words)}
     of_run = {row.name for row in programs if row.run_name == program.run_name}
     assert choice.suites == (SUITE,) and selection.profile == profile and not selection.named_socs
+    assert selection.executorch == executorch
     assert chosen == (of_run if every_chip else {program.name})
 
 

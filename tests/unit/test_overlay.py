@@ -263,9 +263,13 @@ def test_a_trees_wheel_is_known_by_its_tree(machine: Machine, tree: Path, other:
 def test_another_executorch_before_it_on_pythons_path_is_refused(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [str(tree.parent), *sys.path])
-    with pytest.raises(EnvironmentLacking, match=str(tree)):
-        use_executorch(Environment("wheels", "x86_64-linux", "SM8650", {}, {}, (), (), ()))
+    found = str(tree.parent)
+    monkeypatch.setattr(sys, "path", [found, *sys.path])
+    for python_path, named in (found, f"{found} out of PYTHONPATH"), ("", "pip uninstall executorch"):
+        monkeypatch.setenv("PYTHONPATH", python_path)
+        with pytest.raises(EnvironmentLacking, match=str(tree)) as refused:
+            use_executorch(Environment("wheels", "x86_64-linux", "SM8650", {}, {}, (), (), ()))
+        assert named in refused.value.fix
 
 
 def test_after_a_build_for_a_device_the_same_tree_is_built_for_this_machine_first(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -254,15 +255,43 @@ def test_a_node_that_a_single_model_has_not_is_a_slip_of_the_command_and_of_no_s
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
-def test_a_pointer_of_git_lfs_is_fetched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n", "git lfs pull"),
+        ("\n<!DOCTYPE html>\n<html><title>Sign in</title></html>", "web page"),
+    ],
+)
+def test_a_file_that_was_not_downloaded_whole_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, named: str
 ) -> None:
-    (tmp_path / name).write_text(
-        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
-    )
+    (tmp_path / name).write_text(content)
     typed = ["compile", str(tmp_path / name), "-o", str(tmp_path / "out")]
     assert main("python -m ci", "", {"compile": VERBS["compile"]}, typed) == CheckFailed.exit_code
-    assert "git lfs pull" in capsys.readouterr().err
+    assert named in capsys.readouterr().err
+
+
+def test_source_in_another_encoding_than_it_says_is_refused_with_the_line_that_says_it(
+    tmp_path: Path,
+) -> None:
+    code = "# Größe\ndef model(): ...\n"
+    (tmp_path / "net.py").write_bytes(code.encode("latin-1"))
+    with pytest.raises(CheckFailed) as refused:
+        user_model("net.py:model", tmp_path)
+    line = re.findall("`(.+)`", refused.value.fix)[0]
+    (tmp_path / "net.py").write_bytes(f"{line}\n{code}".encode("latin-1"))
+    assert user_model("net.py:model", tmp_path).name == "net"
+
+
+def test_a_file_with_a_class_alone_is_told_the_function_to_write(tmp_path: Path) -> None:
+    file = tmp_path / "nets.py"
+    file.write_text("class Data(list): ...\nclass Net(torch.nn.Module): ...\n")
+    with pytest.raises(UsageError) as refused:
+        user_model("nets.py", tmp_path)
+    function = re.findall("`(def .+)`", refused.value.fix)[0]
+    assert "Net()" in function
+    file.write_text(f"{file.read_text()}{function}\n")
+    assert user_model(refused.value.fix.rpartition(" ")[2], tmp_path).name == "nets-net"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class ExportedCase:
     def of(cls, case: ExecutorchCase, search_path: Path) -> ExportedCase:
         doing("load")
         inputs = inputs_named(case.samples, case.inputs, search_path)
-        subject = make(case.factory, case.arguments, search_path, inputs)
+        subject = make(case.factory, case.arguments, search_path, inputs, non_finite=case.non_finite)
         torch.set_grad_enabled(False)
         subject.model.requires_grad_(False)
         return cls(subject)

@@ -393,7 +393,12 @@ def read_architecture(folder: Path) -> Architecture:
     kind = str(values.get("model_type"))
     if kind not in FAMILIES:
         names = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
-        raise UsageError(f"{folder}: expected the model_type {names}; found {kind}", fix="name such a model")
+        raise UsageError(
+            f"{folder}: expected the model_type {names}; found {kind}",
+            fix="name such a model; of another one write a function, `def net(): return"
+            f' transformers.AutoModel.from_pretrained("{folder}"), (tokens,)`, and name FILE.py:net, with'
+            " --with transformers",
+        )
     shape = _shape_of(folder / "config.json", values)
     changes = dict[str, Any]()
     generation = folder / "generation_config.json"

@@ -336,7 +336,7 @@ def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Seque
     assert case.factory is not None
     inputs = inputs_named(case.samples, case.inputs, order.search_path)
     arguments = case.arguments, order.search_path, order.into, OPSET, inputs
-    model, subject = provider.export(case.factory, *arguments)
+    model, subject = provider.export(case.factory, *arguments, non_finite=case.non_finite)
     if isinstance(subject, dict):
         return model, _resembling(subject, case, count), ()
     return model, _chosen(model, subject, case.inferences, count), subject.notes

@@ -335,10 +335,11 @@ def export(
     inputs: Any = None,
     *,
     own_names: bool = False,
+    non_finite: bool = False,
 ) -> tuple[Path, Any]:
     """Write the factory's model, or a .pt2, as model.onnx, and return the path and the model; for an ONNX
     model, return the factory's sample instead. A PyTorch model gets inputs input_0, input_1 …, or those of
-    its forward. `inputs` replaces the factory's own."""
+    its forward. `inputs` replaces the factory's own. With `non_finite`, parameters may be NaN."""
     from ci.models.factory import call, factory_of, make, model_of
     from ci.models.user_model import BadFactory
 
@@ -357,7 +358,7 @@ def export(
         make_plain(model)
         onnx.save(model, str(path))
         return path, values
-    subject = model_of(dotted, product, inputs, factory)
+    subject = model_of(dotted, product, inputs, factory, non_finite=non_finite)
     return path, _export_module(dotted, subject, path, opset, own_names)
 
 

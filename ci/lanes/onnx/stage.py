@@ -182,12 +182,12 @@ def compiling(plan: OnnxPlan) -> Step[OnnxProgram]:
 
 def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, result: Result) -> Line:
     if recorded_failure(program, result):
-        return Line("passed")
+        return Line("done")
     if result.failure:
         return line_of(result)
     context = facts_in(result).context
     words = add_samples(describe_figures(context.near.figures), context.each_db)
-    return Line("passed", words) if passes(program, result) else failed(words)
+    return Line("done", words) if passes(program, result) else failed(words)
 
 
 def suite_samples(program: OnnxProgram) -> Preparing:
