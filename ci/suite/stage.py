@@ -32,7 +32,7 @@ from ci.work.results import digest_of
 from ci.work.schedule import ChildTask, Home, run
 from provisioning.accepted_file import Values
 from provisioning.base import rendering
-from provisioning.base.commands import Fix
+from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.settings import BUILDS_TREE, DEFAULT_TARGET, Selection, profile_flags
@@ -457,12 +457,13 @@ def _require_found(executorch: Executorch) -> None:
         if place.absolute().is_relative_to(home.absolute()):
             continue
         is_on_path = str(place.parent) in os.environ.get(PYTHON_PATH, "").split(os.pathsep)
+        uninstall = quoted(sys.executable, "-m", "pip", "uninstall", EXECUTORCH)
         raise EnvironmentLacking(
             f"Python finds executorch in {place}, expected it below {home}",
             fix=f"leave {place.parent} out of {PYTHON_PATH}"
             if is_on_path
-            else f"an editable install, a .pth file or the user's site has it: type `{sys.executable} -m pip"
-            f" uninstall {EXECUTORCH}`; `qnn-ci`, as it is installed, has a Python of its own",
+            else f"an editable install, a .pth file or the user's site has it: {uninstall}; `qnn-ci`, as it is"
+            " installed, has a Python of its own",
         )
 
 
