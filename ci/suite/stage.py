@@ -462,8 +462,8 @@ def _require_found(executorch: Executorch) -> None:
             f"Python finds executorch in {place}, expected it below {home}",
             fix=f"leave {place.parent} out of {PYTHON_PATH}"
             if is_on_path
-            else f"an editable install, a .pth file or the user's site has it: {uninstall}; `qnn-ci`, as it is"
-            " installed, has a Python of its own",
+            else f"an editable install, a .pth file or the user's site has it: {uninstall}; an installed"
+            " `qnn-ci` has a Python of its own",
         )
 
 
