@@ -20,10 +20,9 @@ from ci.one_model.named_files import (
     require_program,
     require_project,
 )
-from ci.one_model.options import SEARCH_TIMEOUT, ModelOptions
+from ci.one_model.options import ModelOptions
 from ci.suite.lane_head import COMPILE, DIVERGENCE, RUN, LaneHead
-from ci.suite.options import Choice, host_selection
-from ci.work.jobs import WorkOptions
+from ci.suite.options import SEARCH_TIMEOUT, Choice, host_selection
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import add_options, read_options, require_taken
@@ -97,12 +96,7 @@ def one_model_of(args: argparse.Namespace, verb: str) -> OneModel:
         typed=args.model or "",
         lane=lane,
         options=options,
-        work=WorkOptions(
-            timeout=options.timeout or (SEARCH_TIMEOUT if verb == DIVERGENCE else lane.timeout),
-            jobs=options.jobs,
-            cache=options.cache,
-            why=options.why,
-        ),
+        work=options.work_options(SEARCH_TIMEOUT if verb == DIVERGENCE else lane.timeout),
         several_precisions=verb == COMPILE and len(options.precisions) > 1,
     )
 

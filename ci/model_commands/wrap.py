@@ -6,7 +6,8 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.one_model.options import OF_MACHINE, OF_PLACE
+from ci.one_model.options import OF_PLACE
+from ci.suite.options import OF_MACHINE
 from provisioning.base.command_line import TIMEOUT, duration
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import Options, add_options, option, read_options

@@ -24,33 +24,26 @@ from ci.suite.lane_head import (
     RUN,
     TUNE,
 )
-from provisioning.base.command_line import TIMEOUT, count, duration
-from provisioning.base.option_fields import Options, option
+from ci.suite.options import SHOWS, WorkFlags
+from provisioning.base.command_line import count
+from provisioning.base.option_fields import option
 
 SomeOptions = TypeVar("SomeOptions", bound="ModelOptions")
 
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"
 
-LANGUAGE_TIMEOUT = 4 * 3600.0
-"""Work on a language model ends after this many seconds: one with a billion weights takes minutes to compile,
-and seconds for each token."""
-SEARCH_TIMEOUT = 1200.0
-"""The search of `divergence` ends after this many seconds."""
 
 THROUGH = ("genie", "executorch", "onnx")
 """The values of --through: the runtime of a language model, or the lane of another PyTorch model."""
 
 THROUGH_HELP = "the runtime of a language model [genie]; onnx: export a PyTorch model, and compile that"
 
-SEVERAL_AT_ONCE = (COMPILE, AUDIT, TUNE)
 
-HOW, GOAL, PACKAGES = "how", "what must hold", "the model's own packages"
+GOAL, PACKAGES = "what must hold", "the model's own packages"
 """These are headings of --help."""
 OF_SEARCH = "the printed command decides what becomes of it"
-OF_MACHINE = "it says how the work is done, and not which"
 IN_KEY = "the key has the packages themselves"
 OF_PLACE = "the printed command says where it writes"
-SHOWS = "it chooses what is done with a result"
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,7 @@ def floor(text: str) -> Floor:
 
 
 @dataclass(frozen=True)
-class ModelOptions(Options):
+class ModelOptions(WorkFlags):
     calibrate: str | None = option(
         None,
         "--calibrate",
@@ -291,51 +284,6 @@ class ModelOptions(Options):
         metavar="DIR",
         verbs=(RUN,),
         decides_nothing=SHOWS,
-    )
-    jobs: int | None = option(
-        None,
-        "--jobs",
-        "programs in parallel [cores]",
-        letter="-j",
-        metavar="N",
-        parse=count,
-        verbs=SEVERAL_AT_ONCE,
-        unprinted=OF_MACHINE,
-        decides_nothing=OF_MACHINE,
-    )
-    timeout: float | None = option(
-        None,
-        "--timeout",
-        f"end a step after S seconds [{TIMEOUT:g}]",
-        metavar="S",
-        parse=duration,
-        verbs=(*FROM_MODEL, RUN),
-        group=HOW,
-        helps={
-            COMPILE: f"end a step after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]",
-            RUN: f"end a run after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]",
-            DIVERGENCE: f"end the search after S seconds [{SEARCH_TIMEOUT:g}]",
-        },
-        unprinted=OF_MACHINE,
-        decides_nothing=OF_MACHINE,
-    )
-    cache: bool = option(
-        True,
-        "--no-cache",
-        "ignore cached results; new ones are still written",
-        verbs=FROM_MODEL,
-        group=HOW,
-        unprinted=OF_MACHINE,
-        decides_nothing=OF_MACHINE,
-    )
-    why: bool = option(
-        False,
-        "--why",
-        "print why each program runs again",
-        verbs=FROM_MODEL,
-        group=HOW,
-        unprinted=OF_MACHINE,
-        decides_nothing=OF_MACHINE,
     )
 
     @property

@@ -12,23 +12,38 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from ci.suite.lane_head import judging_stages
+from ci.suite.lane_head import AUDIT, COMPILE, DIVERGENCE, FROM_MODEL, ONE_MODEL, RUN, TUNE, judging_stages
 from ci.work.jobs import Job, WorkOptions, longest_first
-from provisioning.base.command_line import TIMEOUT, add_timeout, count, switch
+from provisioning.base.command_line import TIMEOUT, count, duration
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError
-from provisioning.base.option_fields import Options, add_options, group_named, option, read_options
+from provisioning.base.option_fields import Options, add_options, option, read_options
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 
 SHIPPED = "manifests/suites/models.toml"
-STAGE, LANGUAGE_STAGE = "a lane's stage", "the stage of language models"
-"""These stand for the stages that run a suite; the registry of lanes has their names."""
-STAGES = (STAGE, LANGUAGE_STAGE)
+STAGE, KEEPING_STAGE, LANGUAGE_STAGE, TESTS = (
+    "a lane's stage",
+    "a lane's stage that can keep files",
+    "the stage of language models",
+    "a stage of ExecuTorch's own tests",
+)
+"""These stand for the stages of lanes; the registry has their names."""
+STAGES = (STAGE, KEEPING_STAGE, LANGUAGE_STAGE)
+"""These run a suite."""
 COMMANDS = ("divergence", "quantize", "matrix")
 """Other verbs take programs of suites, too."""
 CHOOSING = (*STAGES, *COMMANDS)
-WHICH = "which programs"
+WHICH, HOW = "what to work on", "how"
+"""These are headings of --help."""
+OF_MACHINE = "it says how the work is done, and not which"
+SHOWS = "it chooses what is done with a result"
+
+LANGUAGE_TIMEOUT = 4 * 3600.0
+"""Work on a language model ends after this many seconds: one with a billion weights takes minutes to compile,
+and seconds for each token."""
+SEARCH_TIMEOUT = 1200.0
+"""The search of `divergence` ends after this many seconds."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,8 @@ class Choice(Options):
         "-k",
         "parts of names CASE/RUN/SOC with and, or, not and parentheses; may be repeated",
         metavar="EXPR",
-        verbs=CHOOSING,
+        verbs=(*CHOOSING, TESTS),
+        helps={TESTS: "parts of names with and, or, not and parentheses; may be repeated"},
         group=WHICH,
     )
     shard: str = option(
@@ -68,10 +84,111 @@ class Choice(Options):
         "--shard",
         "the I-th of N parts of equal length",
         metavar="I/N",
-        verbs=STAGES,
-        group="how",
+        verbs=(*STAGES, TESTS),
+        group=HOW,
         unprinted="one program is no part of several",
     )
+
+
+@dataclass(frozen=True)
+class WorkFlags(Options):
+    """How work is done: the flags that stages and commands for one model share. No result depends on
+    them."""
+
+    jobs: int | None = option(
+        None,
+        "--jobs",
+        "programs in parallel [cores]",
+        letter="-j",
+        metavar="N",
+        parse=count,
+        verbs=(COMPILE, AUDIT, TUNE, *STAGES, TESTS),
+        group=HOW,
+        helps={TESTS: "workers in parallel [cores]"},
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+    timeout: float | None = option(
+        None,
+        "--timeout",
+        f"end a step after S seconds [{TIMEOUT:g}]",
+        metavar="S",
+        parse=duration,
+        verbs=(*ONE_MODEL, *STAGES, TESTS),
+        group=HOW,
+        helps={
+            COMPILE: f"end a step after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]",
+            RUN: f"end a run after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]",
+            DIVERGENCE: f"end the search after S seconds [{SEARCH_TIMEOUT:g}]",
+            **dict.fromkeys(STAGES, f"end a program after S seconds [{TIMEOUT:g}]"),
+            TESTS: f"end a test after S seconds [{TIMEOUT:g}]",
+        },
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+    cache: bool = option(
+        True,
+        "--no-cache",
+        "ignore cached results; new ones are still written",
+        verbs=(*FROM_MODEL, *STAGES, TESTS),
+        group=HOW,
+        helps={TESTS: "run unchanged tests too"},
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+    why: bool = option(
+        False,
+        "--why",
+        "print why each program runs again",
+        verbs=(*FROM_MODEL, *STAGES),
+        group=HOW,
+        unprinted=OF_MACHINE,
+        decides_nothing=OF_MACHINE,
+    )
+
+    def work_options(self, timeout: float = TIMEOUT) -> WorkOptions:
+        """Return how work is done. `timeout` applies if the user names none."""
+        return WorkOptions(self.timeout or timeout, self.jobs, cache=self.cache, why=self.why)
+
+
+@dataclass(frozen=True)
+class StageFlags(WorkFlags):
+    """What a stage does with the programs that are chosen."""
+
+    listed: bool = option(
+        False,
+        "--list",
+        "list the chosen programs and stop",
+        verbs=(*STAGES, TESTS),
+        group=HOW,
+        helps={TESTS: "list the chosen tests and run none"},
+        unprinted="a command that repeats work lists none",
+        decides_nothing=SHOWS,
+    )
+    accept: bool = option(
+        False,
+        "--accept",
+        "expect the measured values from now on: SUITE.accepted-PROFILE.json beside the suite, or"
+        " manifests/accepted",
+        verbs=(STAGE, KEEPING_STAGE, TESTS),
+        group=HOW,
+        helps={TESTS: "expect the measured values from now on: outcomes and lengths, in manifests/upstream"},
+        unprinted="a command is printed with it only where a person may agree to what was measured",
+        decides_nothing=SHOWS,
+    )
+    keep: bool = option(
+        False,
+        "--keep",
+        "do all work again, and keep its files among the reports",
+        verbs=(KEEPING_STAGE, LANGUAGE_STAGE, TESTS),
+        group=HOW,
+        helps={TESTS: "keep the files of tests that pass too"},
+        unprinted=OF_MACHINE,
+        decides_nothing=SHOWS,
+    )
+
+    def work_options(self, timeout: float = TIMEOUT) -> WorkOptions:
+        return replace(WorkFlags.work_options(self, timeout), keep=self.keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,53 +214,20 @@ def choice_of(args: argparse.Namespace) -> Choice:
     return replace(choice, suites=tuple(path.absolute() for path in choice.suites))
 
 
-def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argparse._ArgumentGroup:
-    """Add the flags of how programs are processed. Returns the group, so that a stage can add its own
-    flags."""
-    parser.set_defaults(accept=False)
-    group = group_named(parser, "how")
-    switch(group, "--list", "list the chosen programs and stop")
-    group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
-    add_work(group, "a program")
-    if accepts:
-        add_accept(group, "SUITE.accepted-PROFILE.json beside the suite, or manifests/accepted")
-    return group
-
-
-def add_accept(group: argparse._ActionsContainer, files: str) -> None:
-    """Add --accept; `files` names what it writes."""
-    switch(group, "--accept", f"expect the measured values from now on: {files}")
+def add_how(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the flags of how this verb processes programs."""
+    add_options(parser, verb, {HOW: StageFlags})
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
-    choice, work = choice_of(args), work_of(args)
-    stages = judging_stages()
-    return StageOptions(host_selection(args), choice, work, args.accept, args.list, stages=stages)
-
-
-def add_work(
-    group: argparse._ActionsContainer, unit: str, timeout: float | None = TIMEOUT, *, cached: bool = True
-) -> None:
-    """Add the flag for the time limit of a `unit` of work, and for cached work --no-cache and --why. The
-    command adds the other flags that `work_of` reads. If `timeout` is None, it also adds the time limit
-    itself."""
-    off = ("no_cache", "why", "keep")
-    group.set_defaults(jobs=None, **dict.fromkeys(off, False))
-    if timeout is not None:
-        add_timeout(group, unit, timeout)
-    if cached:
-        switch(group, "--no-cache", "ignore cached results; new ones are still written")
-        switch(group, "--why", "print why each program runs again")
-
-
-def work_of(args: argparse.Namespace, timeout: float = TIMEOUT) -> WorkOptions:
-    """Read how work is done. `timeout` applies if the user names none."""
-    return WorkOptions(
-        timeout=args.timeout or timeout,
-        jobs=args.jobs,
-        cache=not args.no_cache,
-        why=args.why,
-        keep=args.keep,
+    flags = read_options(StageFlags, args)
+    return StageOptions(
+        host_selection(args),
+        choice_of(args),
+        flags.work_options(),
+        flags.accept,
+        flags.listed,
+        stages=judging_stages(),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ci.suite.options import add_accept
 from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection
 
@@ -21,7 +20,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "names", nargs="*", metavar="BRANCH", help="only these of manifests/adopter/branches.toml [all]"
     )
     switch(parser, "--not-shown", "print what this runner cannot show, and stop")
-    add_accept(parser, "what was seen, in manifests/adopter/accepted.json")
+    switch(
+        parser,
+        "--accept",
+        "accept what was seen: write manifests/adopter/accepted.json",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 
-from ci.suite.options import add_accept
 from provisioning.base.command_line import add_timeout, switch
 from provisioning.base.selection import add_selection
 
@@ -23,7 +22,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "names", nargs="*", metavar="FAULT", help="only these of manifests/faults, without .py [all]"
     )
     switch(parser, "--close", "end the versions of faults that are gone in known_faults.toml")
-    add_accept(parser, "the figures in manifests/accepted/faults.json")
+    switch(
+        parser,
+        "--accept",
+        "accept the figures: write manifests/accepted/faults.json",
+    )
     add_timeout(parser, "a script", 600)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from ci.suite.options import add_work, host_selection, work_of
-from provisioning.base.command_line import count, repeatable, switch
+from ci.suite.lane_head import COMPILE
+from ci.suite.options import WorkFlags, host_selection
+from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
+from provisioning.base.option_fields import add_options, read_options
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -20,8 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     repeatable(parser, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
     switch(parser, "--accept", "write the constants to manifests/accepted/forecast.json")
-    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="models to compile in parallel [cores]")
-    add_work(parser, "a step")
+    add_options(parser, COMPILE, {"how": WorkFlags})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,4 +32,9 @@ def run(args: argparse.Namespace) -> int:
         )
     from lab.forecast.fit import fit_forecasts
 
-    return fit_forecasts(host_selection(args), work_of(args), args.expressions, accepts=args.accept)
+    return fit_forecasts(
+        host_selection(args),
+        read_options(WorkFlags, args).work_options(),
+        args.expressions,
+        accepts=args.accept,
+    )

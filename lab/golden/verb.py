@@ -7,8 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ci.suite.options import add_accept
-from provisioning.base.command_line import add_timeout, repeatable, valued
+from provisioning.base.command_line import add_timeout, repeatable, switch, valued
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 
@@ -31,7 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="context binaries of QNN builds, or .pte files of executorch versions [%(default)s]",
     )
     repeatable(parser, "--executorch", "VERSION", "with --lane executorch: only this version [all]")
-    add_accept(parser, "manifests/accepted/golden.json and docs/upgrades.md")
+    switch(
+        parser,
+        "--accept",
+        "accept the results: write manifests/accepted/golden.json and docs/upgrades.md",
+    )
     valued(
         parser, "--keep", "DIR", "use the programs in DIR, and compile and keep only missing ones", type=Path
     )

@@ -179,7 +179,7 @@ class ToyVerb:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
         add_choice(parser, STAGE)
-        add_how(parser)
+        add_how(parser, STAGE)
 
     def run(self, args: argparse.Namespace) -> int:
         return LANE.run_suite("test_toy", stage_options(args))

@@ -17,7 +17,7 @@ class SuiteStage:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
         add_choice(parser, STAGE)
-        add_how(parser)
+        add_how(parser, STAGE)
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.lanes.executorch.lane import LANE

@@ -8,7 +8,6 @@ from pathlib import Path
 from ci.lanes.llm.model_options import CheckOptions
 from ci.one_model.named_files import require_file
 from ci.suite.options import LANGUAGE_STAGE, add_choice, add_how, stage_options
-from provisioning.base.command_line import switch
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import add_options, read_options
 from provisioning.base.selection import add_executorch, add_selection, selection_of
@@ -24,8 +23,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, LANGUAGE_STAGE)
-    group = add_how(parser, accepts=False)
-    switch(group, "--keep", "repeat all work, and keep models and contexts in reports/llm")
+    add_how(parser, LANGUAGE_STAGE)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.suite.options import STAGE, add_choice, add_how, stage_options
-from provisioning.base.command_line import switch
+from ci.suite.options import KEEPING_STAGE, add_choice, add_how, stage_options
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -20,9 +19,8 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, STAGE)
-    group = add_how(parser)
-    switch(group, "--keep", "compile everything again, and keep the files in reports/onnx")
+    add_choice(parser, KEEPING_STAGE)
+    add_how(parser, KEEPING_STAGE)
 
 
 def run(args: argparse.Namespace) -> int:

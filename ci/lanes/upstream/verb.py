@@ -7,40 +7,45 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ci.suite.options import Choice, add_accept, add_work, host_selection, work_of
-from provisioning.base.command_line import count, repeatable, switch, valued
+from ci.suite.options import HOW, SHOWS, TESTS, WHICH, Choice, StageFlags, add_choice, host_selection
+from provisioning.base.option_fields import add_options, option, read_options
 from provisioning.base.selection import add_selection
 
 if TYPE_CHECKING:
     from ci.lanes.upstream.stage import UpstreamOptions
 
 
+@dataclass(frozen=True)
+class UpstreamFlags(StageFlags):
+    sample: bool = option(
+        False,
+        "--sample",
+        "a few tests, the same each time",
+        verbs=(TESTS,),
+        group=WHICH,
+        unprinted="a command that repeats work names its tests",
+        decides_nothing=SHOWS,
+    )
+
+
 def add_tests(parser: argparse.ArgumentParser) -> None:
     """Add the flags that all suites share."""
     add_selection(parser)
-    choice = parser.add_argument_group("which tests")
-    repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
-    switch(choice, "--sample", "a few tests, the same each time")
-    valued(choice, "--shard", "I/N", "the I-th of N parts of equal length")
-    switch(choice, "--list", "list the chosen tests and run none")
-    work = parser.add_argument_group("how")
-    work.add_argument("--jobs", "-j", type=count, metavar="N", help="workers in parallel [cores]")
-    add_work(work, "a test", cached=False)
-    switch(work, "--no-cache", "run unchanged tests too")
-    switch(work, "--keep", "keep the files of tests that pass too")
-    add_accept(work, "outcomes and lengths, in manifests/upstream")
+    add_choice(parser, TESTS)
+    add_options(parser, TESTS, {HOW: UpstreamFlags})
 
 
 def options_of(args: argparse.Namespace) -> UpstreamOptions:
     from ci.lanes.upstream.stage import UpstreamOptions
 
+    flags, choice = read_options(UpstreamFlags, args), read_options(Choice, args)
     return UpstreamOptions(
         selection=host_selection(args),
-        choice=Choice(words=tuple(args.expressions), shard=args.shard or ""),
-        sample=args.sample,
-        work=work_of(args),
-        list_only=args.list,
-        accept=args.accept,
+        choice=Choice(words=choice.words, shard=choice.shard),
+        sample=flags.sample,
+        work=flags.work_options(),
+        list_only=flags.listed,
+        accept=flags.accept,
     )
 
 
