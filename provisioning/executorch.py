@@ -17,7 +17,6 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WHEEL, Selection
 from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, QNN_SDK, adopt
 from provisioning.dist import OURS, OVERLAY, RUNNER, BuiltFrom, description_of, staleness, state_of
-from provisioning.manifest import load_socs, nearest_socs
 from provisioning.python_environments import IN_IMAGE
 
 PYTHON_PATH = "PYTHONPATH"
@@ -88,6 +87,9 @@ PROFILES_WHEEL = Executorch()
 def chips_known_to(package: Path) -> frozenset[str]:
     """Read which chips an executorch compiles for from its source, since importing it takes seconds. Return
     an empty set if the source does not say."""
+    # Late: a command's words are checked before any package is there, and this needs some.
+    from provisioning.manifest import load_socs
+
     try:
         tree = ast.parse((package / _SCHEMA).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
@@ -101,6 +103,8 @@ def chips_known_to(package: Path) -> frozenset[str]:
 
 def chip_instead(soc: str, known: Container[str]) -> Fix:
     """Return what to do about a chip that an executorch does not know; `known` are those that it knows."""
+    from provisioning.manifest import nearest_socs
+
     through = Fix(
         "{}, because ONNX Runtime knows every chip", ("compile", "MODEL", "--soc", soc, "--through", "onnx")
     )
