@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ci.__main__ import VERBS as CI
 from ci.lanes.registry import lanes_with_suites, stages
 from ci.model_commands.typed_model import kinds_of
-from ci.suite.lane_head import COMPILE, FROM_MODEL, RUN
+from ci.suite.lane_head import COMPILE, FROM_MODEL, ONE_MODEL, RUN
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
 from provisioning.base.option_fields import Option, declared_options
@@ -119,7 +119,9 @@ def _flags() -> Iterator[str]:
         yield f"| `{flag}` | {row.help} | {_verbs_in_words(row.verbs)} | {taking} | {field} |"
 
 
-def _verbs_in_words(verbs: Sequence[str]) -> str:
+def _verbs_in_words(takers: Sequence[str]) -> str:
+    # Stages share some of the flags.
+    verbs = [verb for verb in takers if verb in ONE_MODEL]
     if {*FROM_MODEL} <= {*verbs}:
         return "all" if RUN in verbs else f"all but `{RUN}`"
     return ", ".join(f"`{verb}`" for verb in verbs)
