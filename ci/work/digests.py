@@ -166,7 +166,7 @@ def content_of(folder: str, store: Path) -> FolderContent:
 
 KNOWN = "qnn-ci.digests.json"
 """An environment has the digests of its own files in this file, beside its pyvenv.cfg: they are the same for
-all stores. The store has those of other folders."""
+all stores. The store has those of other folders, and of environments that cannot be written to."""
 
 
 BATCH = 500
@@ -194,7 +194,7 @@ class KnownFiles:
     def __init__(self, folder: str, store: Path) -> None:
         environment = Path(folder).parents[2] if len(Path(folder).parents) > 2 else Path(folder)
         name = f"installed-{_digest(folder)[:16]}.json"
-        is_own = (environment / "pyvenv.cfg").is_file()
+        is_own = (environment / "pyvenv.cfg").is_file() and os.access(environment, os.W_OK)
         self._path = environment / KNOWN if is_own else store / "cache" / "results" / name
         self._folder, self.files = folder, files_in(folder)
         rows = sorted((name, tuple(stamp)) for name, stamp in self.files.items())
