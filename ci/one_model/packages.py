@@ -51,7 +51,9 @@ def needs_of_model(model: OneModel, suites: Suites[P], suite: Path | None = None
     projects += [("--project", options.project.absolute())] if options.project else []
     for flag, folder in projects:
         asked += [(f"{flag} {folder} asks for {text}", text) for text in dependencies_of(folder)]
-    _refuse_contradictions(asked, locked_versions())
+    # Reading what each installed package says of itself takes half a second.
+    if asked:
+        _refuse_contradictions(asked, locked_versions())
     place = model.file.file.parent if model.typed and model.file.file else Parser.user_folder().absolute()
     return Needs(
         requirements,

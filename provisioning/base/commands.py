@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -187,20 +188,18 @@ def interviewed(
     import subprocess
     import tempfile
 
-    def limit_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_OUTPUT, MOST_OUTPUT))
-
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            timeout=seconds,
-            check=False,
-            preexec_fn=limit_files,
-            **more,
-        )
+        # A `preexec_fn` would copy the page tables of this process for each program.
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, **more
+        ) as process:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MOST_OUTPUT, MOST_OUTPUT))
+            try:
+                process.wait(seconds)
+            except BaseException:
+                process.kill()
+                raise
         texts = []
         for stream in (output, errors):
             stream.seek(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,27 @@ def write_ndk(root: Path, revision: str = NDK) -> Path:
     return root
 
 
+_LOOKED_AT: dict[tuple[str, str, tuple[object, ...]], ComponentTree] = {}
+
+
 def users_tree(component: str, variable: str, path: Path) -> ComponentTree:
-    return replace(looked_at(component, path, "directory", variable), differs_from_official=())
+    """A tree of the user's. Each content is looked at once in a test run: an NDK's programs are started."""
+    key = component, variable, tuple(_content(path))
+    if key not in _LOOKED_AT:
+        _LOOKED_AT[key] = replace(looked_at(component, path, "directory", variable), differs_from_official=())
+    return replace(_LOOKED_AT[key], path=path)
+
+
+def _content(root: Path) -> Iterator[object]:
+    """Yield what decides the findings: names, modes, owners, and bytes without the tree's own place."""
+    yield root.name
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        yield str(path.relative_to(root)), status.st_mode, status.st_uid
+        if path.is_symlink():
+            yield str(path.readlink())
+        elif path.is_file():
+            yield path.read_bytes().replace(bytes(root), b"ROOT")
 
 
 def host(**changes: Any) -> Host:

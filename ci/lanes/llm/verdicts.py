@@ -14,7 +14,7 @@ from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.models.inputs import Array
 from ci.suite.findings import errors_of
 from ci.work.outcome import Result
-from ci.work.plain import read
+from ci.work.plain import read, to_json
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import format_decibels
 
@@ -98,7 +98,7 @@ def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
 
 
 def _places_of(window: Window) -> Places:
-    return {name: np.array(values) for name, values in asdict(window).items()}
+    return {name: np.array(values) for name, values in to_json(window).items()}
 
 
 def _values_of(windows: Sequence[Places]) -> dict[str, float]:
