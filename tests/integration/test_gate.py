@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -90,6 +91,19 @@ def test_stages_of_one_lane_are_one_process_and_each_has_its_own_verdict(reports
         ("passes", 0),
         ("passes-1", 0),
         ("fails-2", 1),
+    ]
+
+
+def test_what_stands_above_the_output_of_a_pass_is_a_gate_over_its_stages(
+    reports: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_gate(reports, of_lane("passes-1"), of_lane("tells-2"), tags=["--tag", "x"], whole=True) == 0
+    (heading,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("━━"))
+    _, _, words = heading.partition(" gate ")
+    shown = [word for word in shlex.split(words) if word != "--"]
+    assert shown == [
+        *("--only", "passes-1", "--only", "tells-2"),
+        *("--reports", str(reports), "--tag", "x"),
     ]
 
 
