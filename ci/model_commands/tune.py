@@ -71,6 +71,11 @@ def goal_of(least: Floor | None, metric: str | None) -> Goal:
         if least.decibels:
             raise UsageError("--floor in dB is for SQNR, and --metric has its own number", fix="--floor 0.9")
         return Goal(least.value, METRIC, f"{path}:{metric.rpartition(':')[2]}")
+    if not least.decibels and least.value <= 1:
+        raise UsageError(
+            f"--floor {least}: expected an SQNR in dB; a share or a similarity is a number of a --metric",
+            fix="--floor 35dB; or --metric score.py:function with it",
+        )
     return Goal(least.value)
 
 

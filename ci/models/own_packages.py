@@ -59,6 +59,7 @@ WRITTEN = re.compile(r"\.egg-info/|/__pycache__/|/build/|/dist/|/reports/|/\.git
 """A build, a stage or git writes these into a project."""
 OF_LOCK = ("torch", "executorch")
 """These packages stay as they are locked, whatever versions a discovered project pins."""
+ABSENT = re.compile(r"\b(\S+) was not found in the (?:package registry|provided package locations)")
 WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
 """These packages must come from the same build as torch, which is for the CPU."""
 
@@ -367,6 +368,9 @@ def _compiled(
         message = f"the packages of {origin} need the package index, which cannot be reached"
         raise UpstreamError(message, fix="type it again with a network: they are then kept")
     if "No solution found" in answer or "unsatisfiable" in answer:
+        if absent := ABSENT.search(answer):
+            message = f"the package index has no package {absent[1]}, which {origin} asks for"
+            raise UsageError(message, fix="correct its name; a package of your own is named by its folder")
         message = f"{origin} does not fit the locked packages: {answer}"
         raise UsageError(message, fix="loosen that requirement; what is locked stays as it is")
     message = f"the packages of {origin} could not be resolved: {answer}"

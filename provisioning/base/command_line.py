@@ -11,14 +11,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
 from provisioning.base import answer
-from provisioning.base.commands import Fix, join_fixes, repeated
+from provisioning.base.commands import Command, Fix, join_fixes, repeated
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.errors import (
     INTERNAL,
@@ -90,6 +90,16 @@ PATHS = (
 """Variables in which a user names a path. `~` is expanded, and relative ones begin where the user was."""
 
 
+FLAGS_OF_OTHERS = {
+    **dict.fromkeys(("--chip", "--chipset", "--device", "--htp-soc", "--soc-model"), "--soc"),
+    **dict.fromkeys(("--bits", "--dtype", "--quant", "--quantize", "--quantization"), "--precision"),
+    **dict.fromkeys(("--calib", "--data", "--dataset", "--input-list", "--samples"), "--calibrate"),
+    **dict.fromkeys(("--out", "--out-dir", "--output-dir"), "--output"),
+    **dict.fromkeys(("--batch", "--input-shape", "--shape", "--shapes"), "--dimension"),
+}
+"""Flags that other tools have, and ours for the same."""
+
+
 class Parser(argparse.ArgumentParser):
     """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
 
@@ -132,16 +142,42 @@ class Parser(argparse.ArgumentParser):
         unknown = UsageError(message, fix=Fix("{} {}", self.prog, ("--help",)))
         if message.endswith("required: -o/--output"):
             return UsageError(message, fix=Fix("add {}", ("-o", "out")))
+        if example := re.search(r"argument (--[\w-]+): expected (\d\w*)\b", message):
+            return UsageError(message, fix=Fix("for example {}", example.groups()))
         if match := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
             names = [part.strip(" '") for part in match[2].split(",")]
         elif match := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
-            names = [*self._option_string_actions]
+            if fix := self._of_others(match[1]):
+                return UsageError(message, fix=fix)
+            names = [name for name in self._option_string_actions if name not in ("-h", "--help")]
         elif values := re.search(r"unrecognized arguments: (.+)", message):
-            return UsageError(message, fix=self._repeated(values[1].split(" ")) or unknown.fix)
+            words = values[1].split(" ")
+            return UsageError(message, fix=self._repeated(words) or self._one_a_command(words) or unknown.fix)
         else:
             return unknown
         mistake = UnknownName(message, match[1], names)
         return mistake if mistake.near else unknown
+
+    def _of_others(self, flag: str) -> Fix | str:
+        """Return the fix for a flag that other tools have."""
+        if flag == "--model" and self._takes_model():
+            return Fix("MODEL has no flag: {}", self._typed(word for word in self._words if word != flag))
+        meant = FLAGS_OF_OTHERS.get(flag, "")
+        return f"did you mean {meant}?" if meant in self._option_string_actions else ""
+
+    def _one_a_command(self, words: Sequence[str]) -> Fix | None:
+        """Return the fix for a second MODEL."""
+        if len(words) > 1 or words[0].startswith("-") or not self._takes_model():
+            return None
+        model = next((word for word in self._words if not word.startswith("-")), "")
+        other = self._typed(words[0] if word == model else word for word in self._words if word != words[0])
+        return Fix("it takes one MODEL: leave the other to a command of its own, {}", other)
+
+    def _takes_model(self) -> bool:
+        return any(action.dest == "model" for action in self._get_positional_actions())
+
+    def _typed(self, words: Iterable[str]) -> Command:
+        return (self.prog.rpartition(" ")[2], *words)
 
     def _repeated(self, values: Sequence[str]) -> Fix | None:
         """Yield the flag before each of these values, if they stand behind one that takes several."""

@@ -144,6 +144,16 @@ def test_an_edited_wheel_that_is_named_by_its_address_is_installed_anew(tmp_path
     assert keys[0] != keys[1]
 
 
+def test_a_package_that_no_index_has_is_a_wrong_name(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    with pytest.raises(UsageError, match="acme-opps") as refused:
+        installed(requirements(tmp_path, "acme-opps\n"), store)
+    assert "correct its name" in refused.value.fix
+
+
 def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:
     wrong = f"einops==0.8.1 --hash=sha256:{'0' * 64}\n"
     with pytest.raises(IntegrityError):

@@ -78,6 +78,10 @@ WRONG = {
     "check Llama --text no.txt": "no.txt",
     "check Llama --checkpoint nofolder": "nofolder",
     "compile net.py:make -o out --precision fp16 8a8w": "--precision fp16 --precision 8a8w",
+    "compile --model net.py:make -o out": "-- net.py:make -o out",
+    "compile net.py:make --chip SM8750 -o out": "did you mean --soc",
+    "compile net.py:make other.py:make -o out": "-- other.py:make -o out",
+    "tune net.py:make --floor high": "--floor 35dB",
     "compile net.py:make -o out --soc SM8650 SM8750": "--soc SM8650 --soc SM8750",
 }
 RIGHT = (

@@ -161,6 +161,7 @@ def test_a_mixture_that_does_not_compile_holds_nothing() -> None:
         (None, "net.py:score"),
         (None, None),
         (Floor(1.0, False), "x.py:f"),
+        (Floor(0.99, False), None),
     ],
 )
 def test_a_goal_that_means_nothing_is_refused(
