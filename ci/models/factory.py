@@ -38,7 +38,9 @@ from ci.models.mistakes import (
     draws_numbers,
     ends_python,
     missing_inputs,
+    modules_like,
     no_samples,
+    no_values,
     not_a_function,
     not_a_number,
     not_running,
@@ -48,6 +50,7 @@ from ci.models.mistakes import (
     other_kind,
     other_names,
     parameters_of,
+    quantized_by_torch,
     require_called,
     require_enough,
     require_fitting,
@@ -59,6 +62,9 @@ from ci.models.model_lines import users_line
 from ci.models.user_model import EXPORTED, SAMPLE_FILES, BadFactory, search_first, where_paths_begin
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import repository_of
+
+QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
+"""Packages of modules that torch.ao.quantization puts in place of float ones."""
 
 CALIBRATION_SEED = 1000
 """Samples from this number on are for calibration. Compared samples are numbered from 0."""
@@ -316,6 +322,8 @@ def _fix_of_call(error: Exception) -> str:
             ' in a suite: requirements = "requirements.txt"'
         )
     place = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
+    if "no known parent package" in str(error):
+        return f"write an empty __init__.py beside {place.partition(':')[0]}, or the import without its dot"
     return where_paths_begin(error) or f"correct {place or 'your own code, which raises it'}"
 
 
@@ -334,6 +342,7 @@ def model_of(
         raise missing_inputs(dotted, factory, product)
     result = _pair_own_inputs(dotted, product) if inputs is None else _pair_inputs(dotted, product, inputs)
     _refuse_compiled(dotted, result.model)
+    _refuse_quantized(dotted, result.model)
     state = {name: tensor for name, (tensor, _) in _state(result.model).items()}
     require_on_cpu(dotted, state)
     for name, weight in state.items():
@@ -352,6 +361,12 @@ def model_of(
     own_inputs = isinstance(product, tuple) and not isinstance(inputs, Samples)
     place = _end_of(product[1] if own_inputs and callable(product[1]) else factory) if own_inputs else ""
     return replace(result, notes=(*result.notes, *notes), place=place)
+
+
+def _refuse_quantized(dotted: str, model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith(QUANTIZED):
+            raise quantized_by_torch(dotted, name, type(module).__name__)
 
 
 def _end_of(function: Callable[..., Any]) -> str:
@@ -391,6 +406,10 @@ def attribute_of(dotted: str, search_path: Path) -> Any:
     except SystemExit as error:
         raise ends_python(f"importing {module_name}", error) from error
     except Exception as error:
+        meant = modules_like(module_name, search_path)
+        if meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            message = f"there is no module {module_name} in {search_path}, nor in Python"
+            raise BadFactory(message, f"did you mean {meant[0]}?") from None
         message = f"importing {module_name} raises {described(error)}"
         raise BadFactory(message, _fix_of_call(error)) from error
     return getattr(module, name, None)
@@ -476,6 +495,9 @@ def _tensors(sample: Any) -> tuple[Tensor, ...]:
     """Copy a sample's tensors, so that a model that changes its inputs does not change other samples."""
     if not isinstance(sample, tuple | list) or not sample or not all(isinstance(x, Tensor) for x in sample):
         raise not_tensors(sample)
+    for number, tensor in enumerate(sample):
+        if not tensor.numel():
+            raise no_values(number, tensor)
     require_on_cpu("the model's inputs", {f"input {number}": tensor for number, tensor in enumerate(sample)})
     return tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in sample)
 

@@ -7,6 +7,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +207,14 @@ def not_the_model(dotted: str, product: Any) -> BadFactory:
     kind = f"a {type(product).__name__}"
     if isinstance(product, tuple):
         kind = f"({', '.join(type(part).__name__ for part in product)})"
-    pair = "a pair of an nn.Module and its inputs"
-    return BadFactory(f"{dotted}: expected {pair}, found {kind}", RETURN)
+    message = f"{dotted}: expected a pair of an nn.Module and its inputs, found {kind}"
+    model = product[0] if isinstance(product, tuple) and product else None
+    if callable(model) and not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", type(model).__name__)
+        return BadFactory(
+            message, f"make {name} a torch.nn.Module, whose forward does what a call of it does"
+        )
+    return BadFactory(message, RETURN)
 
 
 def require_on_cpu(dotted: str, tensors: Mapping[str, Tensor]) -> None:
@@ -270,6 +277,14 @@ def compiled_by_torch(where: str, name: str) -> BadFactory:
     )
 
 
+def quantized_by_torch(where: str, name: str, kind: str) -> BadFactory:
+    """Return the error for a model in which torch.ao.quantization has replaced the module `name`."""
+    return BadFactory(
+        f"{where}: model.{name} is a {kind} of torch.ao.quantization, which is for this machine's processor",
+        "return the float model: --precision 8a8w quantizes it",
+    )
+
+
 def not_a_number(name: str, weight: Tensor) -> BadFactory:
     count = int(weight.isnan().sum())
     return BadFactory(
@@ -292,6 +307,19 @@ def bad_syntax(error: SyntaxError) -> BadFactory:
     place = f"{model_lines.relative_path(error.filename or '')}:{error.lineno}"
     code = (error.text or "").strip()
     return BadFactory(f"{place}: {error.msg}: `{code}`", f"correct {place}, which Python cannot read")
+
+
+def modules_like(name: str, folder: Path) -> list[str]:
+    """Return the module in this folder that may be meant by a name that is nowhere."""
+    return get_close_matches(name, [path.stem for path in folder.glob("*.py")], n=1)
+
+
+def no_values(number: int, tensor: Tensor) -> BadFactory:
+    shape = ", ".join(str(size or 1) for size in tensor.shape)
+    return BadFactory(
+        f"input {number}: expected values, found {_kinds([tensor])}, which has none",
+        f"give each size at least 1: `return model, (torch.rand({shape}),)`",
+    )
 
 
 def no_samples(folder: Path) -> BadFactory:

@@ -147,7 +147,7 @@ class Parser(argparse.ArgumentParser):
         if match := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
             names = [part.strip(" '") for part in match[2].split(",")]
         elif match := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
-            if fix := self._of_others(match[1]):
+            if fix := self._explain_flag(match[1]):
                 return UsageError(message, fix=fix)
             names = [name for name in self._option_string_actions if name not in ("-h", "--help")]
         elif values := re.search(r"unrecognized arguments: (.+)", message):
@@ -158,7 +158,7 @@ class Parser(argparse.ArgumentParser):
         mistake = UnknownName(message, match[1], names)
         return mistake if mistake.near else unknown
 
-    def _of_others(self, flag: str) -> Fix | str:
+    def _explain_flag(self, flag: str) -> Fix | str:
         """Return the fix for a flag that other tools have."""
         if flag == "--model" and self._takes_model():
             return Fix("MODEL has no flag: {}", self._typed(word for word in self._words if word != flag))

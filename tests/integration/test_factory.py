@@ -116,6 +116,18 @@ def test_a_model_in_training_mode_is_put_into_eval_with_a_warning(folder: Path) 
     assert not make("qnn_ci_net:good", {}, folder).notes
 
 
+def test_a_module_that_is_nowhere_is_a_slip_of_its_name(folder: Path) -> None:
+    with pytest.raises(BadFactory) as refused:
+        make("qnn_ci_nett:good", {}, folder)
+    assert refused.value.fix == "did you mean qnn_ci_net?" and not refused.value.missing
+
+
+def test_inputs_without_a_value_are_refused(folder: Path) -> None:
+    (folder / "qnn_ci_net.py").write_text(MODULE + "\ndef none(): return Good().eval(), (torch.zeros(0, 4),)")
+    with pytest.raises(BadFactory, match=r"\[0, 4\]"):
+        make("qnn_ci_net:none", {}, folder).sample(0)
+
+
 def test_a_parameter_may_be_nan_where_the_suite_says_that_outputs_are(folder: Path) -> None:
     with pytest.raises(BadFactory):
         make("qnn_ci_net:nan", {}, folder)

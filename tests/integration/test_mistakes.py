@@ -218,6 +218,9 @@ class Stops(Net):
     def forward(self, x):
         breakpoint()
         return self.linear(x)
+class Detector:
+    def __call__(self, x):
+        return x * 2
 def nan():
     model = Net()
     model.linear.weight.data[0, 0] = float("nan")
@@ -233,6 +236,7 @@ WRONG_MODELS = {
         "linear(x), training=self.training)",
     ),
     "return Noise(), (x,)": (["randn", "@torch.randn"], "torch.randn(4)", "torch.ones(4)"),
+    "return Detector(), (x,)": (["Detector", "nn.Module"], "return Detector(),", "return Net(),"),
     "return Stops(), (x,)": (["debugger", "breakpoint()"], "breakpoint()", "pass"),
     "return Keeps(), (x,)": (["keeps state"], "self.count += 1", "pass"),
     "return nan()[0], (x,)": (["linear.weight", "1 of its 16"], 'float("nan")', "1.0"),
@@ -263,11 +267,16 @@ WRONG_MODELS = {
         "nn.Sequential(torch.compile(Net()))",
         "nn.Sequential(Net())",
     ),
+    "model = torch.ao.quantization.quantize_dynamic(Net()); return model, (x,)": (
+        ["model.linear", "torch.ao.quantization"],
+        "torch.ao.quantization.quantize_dynamic(Net())",
+        "Net()",
+    ),
     "import sys; sys.exit(3)": (["sys.exit(3)", "@import sys"], "sys.exit(3)", "return Net(), (x,)"),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*script_method")
+@pytest.mark.filterwarnings("ignore:.*script_method", "ignore:torch.(ao.)?quantiz")
 @pytest.mark.parametrize("code", WRONG_MODELS)
 def test_a_model_that_does_not_run_is_told_what_to_write_and_where(folder: Path, code: str) -> None:
     named, wrong, right = WRONG_MODELS[code]
@@ -281,6 +290,22 @@ def test_a_model_that_does_not_run_is_told_what_to_write_and_where(folder: Path,
     line = line_of(refused.value) if "{}" in right else ""
     assert wrong in whole
     built(folder, whole.replace(wrong, right.format(line)), "net")
+
+
+def test_a_relative_import_outside_of_a_package_gets_the_file_that_makes_one(folder: Path) -> None:
+    package = folder / "nets"
+    package.mkdir()
+    (package / "layers.py").write_text(NETS)
+    (package / "mine.py").write_text(f"from .layers import *\n{RUN}\ndef net(): return Net(), (x,)\n")
+
+    def load() -> object:
+        model = user_model.user_model("nets/mine.py:net", folder)
+        return make(model.factory, {}, model.search_path)
+
+    with pytest.raises(BadFactory, match="relative import") as refused:
+        load()
+    (package / re.findall(r"empty (\S+)", refused.value.fix)[0]).touch()
+    assert load()
 
 
 def test_the_wrapper_that_is_printed_for_inputs_by_name_gives_what_the_model_gives(folder: Path) -> None:
