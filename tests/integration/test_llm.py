@@ -477,7 +477,13 @@ def test_our_decoder_agrees_with_transformers(tmp_path: Path, kind: str, changes
         assert np.abs(found - expected).max() < 1e-3
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("llama", "16a8w"), ("smollm3", "16a4w")])
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        ("llama", "16a8w"),
+        pytest.param("smollm3", "16a4w", marks=pytest.mark.long("quantizes another family the same way")),
+    ],
+)
 def test_genies_decode_is_quantized_by_all_that_prefill_reads(
     tmp_path: Path, kind: str, precision: str
 ) -> None:

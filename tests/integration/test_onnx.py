@@ -139,7 +139,13 @@ class TestBadInput:
         assert not out.exists() or list(out.iterdir()) == []
 
 
-@pytest.mark.parametrize("verb", ["compile", "repair", "run"])
+LATER = pytest.mark.long("compiles for the emulator, where `run` is refused and repaired by the same flag")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [pytest.param("compile", marks=LATER), pytest.param("repair", marks=LATER), "run"],
+)
 def test_an_open_size_is_refused_with_the_flag_that_fixes_it_and_works_with_that_flag(
     verb: str, tmp_path: Path
 ) -> None:
