@@ -37,6 +37,7 @@ from ci.models.mistakes import (
     compiled_by_torch,
     draws_numbers,
     ends_python,
+    inputs_by_name,
     missing_inputs,
     modules_like,
     no_samples,
@@ -438,6 +439,8 @@ def _pair_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
 
 def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
     """Return a model with one sample; where more are needed, they are drawn to resemble it."""
+    if isinstance(inputs, Mapping):
+        raise inputs_by_name(inputs, model)
     fixed = _tensors(inputs)
     note = (
         "the model comes with one sample, which calibrates and judges: give a folder (--calibrate DIR;"

@@ -224,12 +224,19 @@ def require_on_cpu(dotted: str, tensors: Mapping[str, Tensor]) -> None:
             raise BadFactory(message, ON_CPU)
 
 
+def inputs_by_name(inputs: Mapping[str, Any], model: nn.Module) -> BadFactory:
+    """Return the error for inputs by name, which a program does not have."""
+    names = parameters_of(model.forward)[: len(inputs)]
+    message = "expected a tuple of tensors as inputs, found a dict: a program has no names"
+    if set(names) != set(inputs):
+        return BadFactory(message, AS_PT2_BY_NAME)
+    values = ", ".join(f'inputs["{name}"]' for name in names)
+    return BadFactory(message, f"give them in the order of forward: `return model, ({values},)`")
+
+
 def not_tensors(inputs: Any) -> BadFactory:
     """Return the error for a model's inputs that are not all tensors."""
     words = "expected a tuple of tensors as inputs"
-    if isinstance(inputs, Mapping):
-        # Their order may not be that of the model's arguments.
-        return BadFactory(f"{words}, found a dict: a program has no names", AS_PT2_BY_NAME)
     if not isinstance(inputs, tuple | list) or not inputs:
         return BadFactory(f"{words}, found {_kind(inputs)}", _fix_of_array(inputs) or RETURN)
     number = next(number for number, value in enumerate(inputs) if not isinstance(value, Tensor))

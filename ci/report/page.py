@@ -26,6 +26,7 @@ from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import (
     HARMLESS,
     LOG,
+    alike_in_one,
     duration,
     errors_of,
     group_by_severity,
@@ -68,12 +69,14 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     errors = [finding for finding in errors_of(reports) if finding not in at_programs]
     # An error is shown once: at its program, else at the top, else in the table.
     below = {id(error) for error in errors[SHOWN_ERRORS:]}
-    findings = [
-        (report.stage, finding)
-        for report in reports
-        for finding in report.findings
-        if finding.severity is not Severity.ERROR or id(finding) in below
-    ]
+    findings = []
+    for report in reports:
+        shown = [
+            finding
+            for finding in report.findings
+            if finding.severity is not Severity.ERROR or id(finding) in below
+        ]
+        findings += [(report.stage, finding) for finding in alike_in_one(shown)]
     ranks = list(Severity)
     return _render(
         "report.html.j2",

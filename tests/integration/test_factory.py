@@ -182,6 +182,7 @@ def fields(): return Fields().eval(), (x,)
 def number(): return net, (x, 0.5)
 def numbers(): return net, (x, [1.5])
 def named(): return net, {'input': x}
+def misnamed(): return net, {'x': x}
 """
 
 
@@ -190,7 +191,8 @@ def named(): return net, {'input': x}
     [
         ("number", "input 1: expected a tensor, found float 0.5"),
         ("numbers", "input 1: expected a tensor, found a list"),
-        ("named", "torch.export.export(model, (), inputs)"),
+        ("named", 'return model, (inputs["input"],)'),
+        ("misnamed", "torch.export.export(model, (), inputs)"),
         ("script", "nn.Module"),
         ("bare", "return model, (x,)"),
         ("fields", "return out.logits, out.hidden"),

@@ -24,6 +24,7 @@ from ci.report import verb
 from ci.report.collect import collect, did_not_run, report_in
 from ci.report.page import html
 from ci.report.summary import headline
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
@@ -288,6 +289,18 @@ def test_the_headline_names_models(tmp_path: Path) -> None:
     assert headline([compiled]) == "ci/my net.py:bert fp16 failed"
     both = [programs("test_emulator", bert="fail"), _report("validate", BAD, outcome=Outcome.FAIL)]
     assert "bert 8a8w failed" in headline(both) and "validate" in headline(both)
+
+
+def test_the_page_has_one_command_that_accepts_what_several_programs_cost(tmp_path: Path) -> None:
+    names = "net/8a8w/SM8650", "net/fp16/SM8650"
+    fixes = [session("test_lowering", "-k", name, "--accept") for name in names]
+    findings = [
+        Finding("cost-no-baseline", Severity.WARNING, name, "none", fix)
+        for name, fix in zip(names, fixes, strict=True)
+    ]
+    _report("test_lowering", *findings).write(tmp_path)
+    page = text_of(read_page(html(collect(tmp_path))))
+    assert page.count("--accept") == 1 and all(name in page for name in names)
 
 
 def test_an_error_stands_once_on_the_page_with_a_relative_path(tmp_path: Path) -> None:
