@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provisioning.base.command_line import switch, valued
+from provisioning.base.command_line import add_valued, switch
 from provisioning.base.errors import UpstreamError
 from provisioning.base.files import replace_text
 
@@ -27,17 +27,17 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     switch(parser, "--renew-base", "first pin the newest image of the same Debian")
-    valued(parser, "--base", "IMAGE", "ask the apt of this image [manifests/images.toml]")
+    add_valued(parser, "--base", "IMAGE", "ask the apt of this image [manifests/images.toml]")
 
 
 def run(args: argparse.Namespace) -> int:
     import tempfile
 
     from ci.image.contents import PACKAGES_FILE, fetch_packages, load_images, packages_in
-    from ci.image.engine import connected
+    from ci.image.engine import connect_engine
 
     system = load_images().system
-    with connected() as engine:
+    with connect_engine() as engine:
         if args.renew_base:
             system = newest_base(system, engine)
             sys.stdout.write(f"the newest base is {system.image}; pinned was {load_images().system.image}\n")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioning.base.command_line import repeatable, switch
-from provisioning.base.commands import captured, session
+from provisioning.base.commands import capture, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.selection import add_selection, selection_of
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tracked_files(root: Path) -> list[Path]:
-    listed = captured(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root)
+    listed = capture(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root)
     if listed.returncode:
         raise EnvironmentLacking(
             f"git ls-files: {listed.stderr.strip()}", fix="lint a git checkout, not an archive"

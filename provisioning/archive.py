@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
-from provisioning.base.commands import Fix, quoted, session
+from provisioning.base.commands import Fix, quote_command, session
 from provisioning.base.errors import ArchiveError, EnvironmentLacking
 from provisioning.base.files import (
     ANOTHER_STORE,
@@ -106,7 +106,7 @@ def extract(
 
 def bad(archive: Path, member: str, expected: str, found: object) -> ArchiveError:
     where = f"{archive.name}: member {member!r}" if member else archive.name
-    again = Fix("{} && {}", quoted("rm", archive), session("provision"))
+    again = Fix("{} && {}", quote_command("rm", archive), session("provision"))
     fix = Fix("{}; if this stays, the published archive is bad", again)
     return ArchiveError(f"{where}: expected {expected}, found {found}", fix=fix)
 

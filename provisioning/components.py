@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from provisioning.base.commands import Fix, interviewed, quoted
+from provisioning.base.commands import Fix, interview, quote_command
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import open_regular
 from provisioning.base.settings import user_path
@@ -150,7 +150,7 @@ def version_line(program: Path) -> tuple[str, str]:
     import subprocess
 
     try:
-        process = interviewed([program, "--version"], ANSWER_SECONDS)
+        process = interview([program, "--version"], ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
         return "", f"it gave no answer within {ANSWER_SECONDS:g} s"
     except OSError as error:
@@ -231,7 +231,7 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
     except PermissionError as error:
         raise EnvironmentLacking(
             f"{where}: cannot be read ({error.filename or path})",
-            fix=quoted("chmod", "-R", "u+rX", path),
+            fix=quote_command("chmod", "-R", "u+rX", path),
         ) from error
     path = path.resolve()
     by_name = _version_in(path.name) if KINDS[component].named_by_version else ""
@@ -267,7 +267,7 @@ def _landmark_words(component: str) -> str:
 def _export(variable: str, right: Path | None) -> str:
     if right is None:
         return Fix("correct {}, or unset it and run `{}`", variable, ("provision",))
-    return f"export {variable}={quoted(right)}"
+    return f"export {variable}={quote_command(right)}"
 
 
 def _nearby(component: str, path: Path) -> Path | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from provisioning.base.commands import captured
+from provisioning.base.commands import capture
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
@@ -138,7 +138,7 @@ def git_output(root: Path, *arguments: str) -> str:
     settings = ("-c", f"safe.directory={root}", "-c", "log.showSignature=false")
     command = ["git", *settings, "-C", str(root), *arguments]
     try:
-        process = captured(command, env=environ)
+        process = capture(command, env=environ)
     except FileNotFoundError:
         return ""
     return process.stdout.strip() if process.returncode == 0 else ""

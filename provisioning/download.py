@@ -356,7 +356,7 @@ def fetch(
 # Addresses and answers
 
 
-def mirrored(url: str) -> str:
+def mirror_of(url: str) -> str:
     """The address to ask instead of `url`, when QNN_CI_MIRROR says so."""
     base = os.environ.get(MIRROR_VARIABLE, "").strip()
     if not base:

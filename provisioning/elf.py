@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from provisioning.base.commands import captured
+from provisioning.base.commands import capture
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import open_regular
 
@@ -326,7 +326,7 @@ class Loading:
 def load(library: Path, library_path: str) -> Loading:
     environ = {"LD_TRACE_LOADED_OBJECTS": "1", "LC_ALL": "C"}
     environ |= {"LD_LIBRARY_PATH": library_path} if library_path else {}
-    process = captured([LOADER, library], env=environ)
+    process = capture([LOADER, library], env=environ)
     gaps = tuple(dict.fromkeys(_MISSING.findall(process.stdout)))
     versions = tuple(
         LackingVersion(_plain(user), version, _plain(provider.rpartition(": ")[2]))

@@ -317,13 +317,13 @@ def consenting(fix: str, selection: Selection) -> str:
     if not isinstance(fix, Fix):
         return fix
 
-    def accepted(command: Command) -> Command:
+    def accept_licence(command: Command) -> Command:
         if command[0] != "provision" or licences.FLAG in command:
             return command
         components = [word for flag, word in pairwise(command) if flag == "--component"]
         return (*command, *_consents(selection, components))
 
-    return fix.map_commands(accepted)
+    return fix.map_commands(accept_licence)
 
 
 def _consents(selection: Selection, only: Collection[str] = ()) -> list[str]:

@@ -35,7 +35,7 @@ def flags(store: Path, components: Iterable[Component]) -> list[str]:
     return accepting + ([] if all(component.pinned for component in absent) else [TRUST])
 
 
-def recorded(store: Path) -> dict[str, dict[str, str]]:
+def recorded_licences(store: Path) -> dict[str, dict[str, str]]:
     """Return what was accepted, by the licence's id."""
     path = store / "licences.json"
     try:
@@ -67,7 +67,7 @@ def open_licences(
     store: Path, components: Iterable[Component], consents: Collection[str] = ()
 ) -> dict[str, Licence]:
     """Licences of these components that are neither on record nor accepted now, by id."""
-    have = recorded(store)
+    have = recorded_licences(store)
     return {
         pin.licence.id: pin.licence
         for pin in components
@@ -92,7 +92,7 @@ def require(store: Path, components: Mapping[str, Component], consents: Mapping[
             f"{VARIABLE}={','.join(ids)}",
         )
     for name, component in components.items():
-        if component.licence is not None and component.licence.id not in recorded(store):
+        if component.licence is not None and component.licence.id not in recorded_licences(store):
             _record(store, name, component.version, component.licence, consents[component.licence.id])
 
 
@@ -107,6 +107,6 @@ def _record(store: Path, component: str, version: str, licence: Licence, means: 
         "means": means,
     }
     with mutex(locks / "licences.lock"):
-        rows = {**recorded(store), licence.id: acceptance}
+        rows = {**recorded_licences(store), licence.id: acceptance}
         data = {"schema": 1, "accepted": [rows[key] for key in sorted(rows)]}
         replace_text(store / "licences.json", json.dumps(data, indent=2) + "\n")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import pip_settings
-from provisioning.base.commands import Fix, captured, session
+from provisioning.base.commands import Fix, capture, session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.progress import show_working
 from provisioning.base.proxies import dead_proxy
@@ -236,7 +236,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 def _attempt(command: list[str]) -> tuple[int, str]:
     """Run an installer; returns the exit code and all that it printed."""
-    process = captured(command, env=_variables())
+    process = capture(command, env=_variables())
     return process.returncode, process.stdout + process.stderr
 
 
@@ -343,7 +343,7 @@ def cpu_wheel(python: str, record: Path) -> str:
     for entry in entries_of(record):
         with tempfile.TemporaryDirectory() as folder:
             lock = Path(folder, "pylock.toml")
-            captured([*command, "--output-file", str(lock)], input=entry.line, cwd=folder, env=_variables())
+            capture([*command, "--output-file", str(lock)], input=entry.line, cwd=folder, env=_variables())
             packages = toml.loads(_text(lock)).get("packages", ())
         for wheel in (wheel for package in packages for wheel in package["wheels"]):
             digest = wheel.get("hashes", {}).get("sha256")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from provisioning import elf as elves
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quote_command
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import build_ids, build_pieces, is_piece_of
@@ -332,7 +332,7 @@ def libraries_in(root: Path, read: Callable[[Path, str], Library] = read) -> lis
 
 
 def _not_read(path: Path, place: str, error: OSError) -> Library:
-    fix = quoted("chmod", "-R", "u+rX", path) if isinstance(error, PermissionError) else ""
+    fix = quote_command("chmod", "-R", "u+rX", path) if isinstance(error, PermissionError) else ""
     return Library(path, place, None, f"cannot be read: {error.strerror or error}", fix=fix)
 
 

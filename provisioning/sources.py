@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, StringConstraints
 
 from provisioning import pip_settings
-from provisioning.base.commands import captured, quoted
+from provisioning.base.commands import capture, quote_command
 from provisioning.base.documents import Model
 from provisioning.base.errors import (
     EnvironmentLacking,
@@ -41,7 +41,7 @@ from provisioning.download import (
     Transfer,
     fetch,
     file_name,
-    mirrored,
+    mirror_of,
     redact,
     redact_text,
 )
@@ -123,7 +123,7 @@ class Archive(FileSource):
 
     def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
         return fetch(
-            mirrored(self.url),
+            mirror_of(self.url),
             self.landing_place(downloads),
             sha256=self.sha256,
             size=self.size,
@@ -175,7 +175,7 @@ def _address(source: Wheel) -> str:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         nothing_is_installed = ["--dry-run", "--ignore-installed", "--target", folder]
-        process = captured(
+        process = capture(
             [*_pip(source), "install", *_options(source), *nothing_is_installed, "--report", str(report)],
             env=_variables_of_pip(),
         )
@@ -187,7 +187,7 @@ def _address(source: Wheel) -> str:
     except (ValueError, KeyError, TypeError) as error:
         raise UpstreamError(
             f"{source.filename}: pip's report cannot be read ({type(error).__name__})",
-            fix=quoted(*_pip(source), "install", "--upgrade", "pip"),
+            fix=quote_command(*_pip(source), "install", "--upgrade", "pip"),
         ) from error
     for url in urls:
         if wheel_name(url) == source.filename:
@@ -206,7 +206,7 @@ def _pip(source: Wheel) -> list[str]:
         return [pip]
     raise EnvironmentLacking(
         f"{source.filename}: pip, which asks the package index, is not in this Python ({sys.executable})",
-        fix=quoted(sys.executable, "-m", "ensurepip"),
+        fix=quote_command(sys.executable, "-m", "ensurepip"),
     )
 
 
@@ -425,7 +425,7 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
     }
 
     command = ["git", "-c", "advice.detachedHead=false", "-c", "core.autocrlf=false", *arguments]
-    process = captured(command, cwd=folder, env=environ)
+    process = capture(command, cwd=folder, env=environ)
     if process.returncode:
         raise _explained_git(source, arguments[0], process.stderr, folder)
     return process.stdout.strip()

@@ -239,7 +239,7 @@ def _request(
                 raise TypeError(f"{path} has its own inputs: pass none")
         else:
             path = str(place / f"{type(model).__name__.lower()}.pt2")
-            request.files[Path(path)] = _exported(model, inputs)
+            request.files[Path(path)] = _export_to_bytes(model, inputs)
         request.words.append(path)
         if soc:
             request.words += ["--soc", soc]
@@ -256,7 +256,7 @@ def _request(
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _exported(model: Any, inputs: Any) -> bytes:
+def _export_to_bytes(model: Any, inputs: Any) -> bytes:
     """Export a module to a .pt2, which the user's own torch writes. Equal modules give equal bytes, so the
     command's cache knows them again."""
     import torch

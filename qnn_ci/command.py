@@ -32,7 +32,7 @@ from provisioning.base.commands import OF_CLONE  # noqa: E402
 from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
 from provisioning.base.selection import known_chips, selection_of  # noqa: E402
 from provisioning.base.settings import CLONE, profile_names  # noqa: E402
-from provisioning.base.units import aligned, columns  # noqa: E402
+from provisioning.base.units import align, columns  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
 MAP = {
@@ -63,7 +63,7 @@ def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
 
 
 def _check(verb: str, arguments: Sequence[str]) -> None:
-    args = command_line.checked("qnn-ci", verb, VERBS[verb], arguments)
+    args = command_line.check_words("qnn-ci", verb, VERBS[verb], arguments)
     module = command_line.module_of(VERBS[verb])
     if isinstance(module, command_line.ChecksWords):
         module.check(args)
@@ -97,7 +97,7 @@ def _map(verbs: Mapping[str, Verb]) -> str:
     longest = max(len(name) for names in MAP.values() for name in names)
     for group, names in MAP.items():
         rows = [(f"  {name:<{longest}}", verbs[name].summary) for name in names]
-        lines += [group, *aligned(rows, columns()), ""]
+        lines += [group, *align(rows, columns()), ""]
     more = "`qnn-ci help VERB` explains one, with examples; `qnn-ci help all` lists the others."
     return "\n".join([*lines, more, ""])
 
@@ -145,7 +145,7 @@ def main() -> int:
         sys.stdout.write(f"qnn-ci {project().version}\n")
         return 0
     if argv[:1] == ["completion"]:
-        return command_line.guarded(lambda: _completion(argv[1:]), debug=False)
+        return command_line.guard(lambda: _completion(argv[1:]), debug=False)
     if argv in ([], ["help"], ["-h"], ["--help"]):
         sys.stdout.write(_map(verbs))
         return 0 if argv else UsageError.exit_code

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from ci.artifacts.formats import Malformed, Table, readable
 from provisioning.archive import DAMAGE
-from provisioning.base.commands import Fix, quoted, session
+from provisioning.base.commands import Fix, quote_command, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, open_regular
 from provisioning.components import BUILD_ID
@@ -156,7 +156,7 @@ def read(path: Path) -> CompiledProgram | ContextStrings:
     try:
         return parse(data)
     except Malformed as error:
-        signing = quoted("python", "-m", "ci", "signing", "inspect", path)
+        signing = quote_command("python", "-m", "ci", "signing", "inspect", path)
         raise CheckFailed(
             f"{path}: expected an ExecuTorch program or a QNN context binary, found {error}",
             fix=signing if data[:4] == ELF else "compile or download it again",

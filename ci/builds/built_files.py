@@ -96,12 +96,12 @@ def _wrong_with(
     for name in header.needed:
         if file.kind == "adaptor" and _OF_TORCH.fullmatch(name):
             continue
-        if not _provided(name, target) and not _reachable(name, target, file, header, places):
+        if not _is_provided(name, target) and not _reachable(name, target, file, header, places):
             yield "needed", f"it needs {name}, which is neither the system's nor where it searches"
     yield from _private_paths(file, private)
 
 
-def _provided(name: str, target: str) -> bool:
+def _is_provided(name: str, target: str) -> bool:
     if target == DEFAULT_TARGET:
         return _SYSTEM_LIBRARY.fullmatch(name) is not None
     from provisioning import qnn_libraries

@@ -26,7 +26,7 @@ from typing import Any, Literal, TextIO, get_args
 from ci.builds.toolchain import BuildTool
 from ci.diagnose.logs import nearest
 from provisioning.base import units
-from provisioning.base.commands import add_flags, quoted
+from provisioning.base.commands import add_flags, quote_command
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
 from provisioning.base.progress import bar_for
@@ -63,7 +63,7 @@ class BuildCommand:
     argv: tuple[str, ...]
 
     def __str__(self) -> str:
-        return quoted(*self.argv)
+        return quote_command(*self.argv)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from ci.builds.toolchain import BuildTool, find_cmake, find_compiler, find_ninja
 from ci.diagnose.logs import causes
 from ci.work.results import NEW, CachedResult, CachedResults, Key, folder_digest
 from provisioning import elf
-from provisioning.base.commands import Fix, interviewed, session
+from provisioning.base.commands import Fix, interview, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.settings import (
@@ -41,7 +41,7 @@ from provisioning.base.settings import (
     outputs_path,
 )
 from provisioning.base.stage_run import StageRun
-from provisioning.base.units import aligned
+from provisioning.base.units import align
 from provisioning.components import EXECUTORCH_RUNTIME, EXECUTORCH_SOURCE
 from provisioning.dist import LIBRARIES, OURS, RUNNER
 from provisioning.elf import highest_version
@@ -212,10 +212,10 @@ def find_executorch(folder: Path | None, selection: Selection) -> Executorch:
                 "{} uses an environment that has it; or name one with --executorch DIR", ("build_runner",)
             ),
         )
-    return _provisioned(selection)
+    return _provision_executorch(selection)
 
 
-def _provisioned(selection: Selection) -> Executorch:
+def _provision_executorch(selection: Selection) -> Executorch:
     from provisioning.manifest import load_profile
     from provisioning.store import Store
 
@@ -246,7 +246,7 @@ def _package(root: Path) -> Executorch:
     return Executorch(root, version.group(1) if version else "unknown")
 
 
-def described(plan: RunnerPlan) -> str:
+def describe_build(plan: RunnerPlan) -> str:
     results = CachedResults(plan.store, KIND)
     key = plan.key(results)
     if cached := results.find(key):
@@ -263,7 +263,7 @@ def described(plan: RunnerPlan) -> str:
         "put into": str(plan.dist),
         "state": state,
     }
-    return "".join(f"{line}\n" for line in aligned(lines.items()))
+    return "".join(f"{line}\n" for line in align(lines.items()))
 
 
 def _is_in_dist(plan: RunnerPlan, cached: CachedResult) -> bool:
@@ -369,7 +369,7 @@ def _kind(place: str) -> Literal["runner", "library"]:
 
 def _backends(runner: Path) -> list[Metric]:
     """The backends that the runner lists."""
-    result = interviewed([str(runner), "--version"], 120)
+    result = interview([str(runner), "--version"], 120)
     backends = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
     if result.returncode != 0 or backends is None:
         raise CheckFailed(

@@ -29,7 +29,7 @@ from ci.builds.cmake import STEERING, CMakeTarget, files_read, linked_into
 from ci.builds.source_plan import BuildOptions, SourcePlan, plan_of
 from ci.builds.tree import Kind, RecipeProject, Submodule, link_with_copies, make_overlay, submodules
 from provisioning import elf
-from provisioning.base.commands import captured, quoted
+from provisioning.base.commands import capture, quote_command
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
@@ -55,7 +55,7 @@ def script(plan: SourcePlan) -> str:
     """The commands that a build runs; comments stand for steps without a command."""
     lines = [f"# {plan.recipe.summary}", f"unset {' '.join(STEERING)}"]
     cmake_build = plan.cmake_build()
-    lines += [f"export {name}={quoted(value)}" for name, value in cmake_build.environ({}).items()]
+    lines += [f"export {name}={quote_command(value)}" for name, value in cmake_build.environ({}).items()]
     lines += [f"# {plan.flags_file} has the compilers' flags."]
     if plan.outputs:
         lines += [f"# {plan.source} has links to {plan.tree.root}, and copies of {', '.join(plan.outputs)}."]
@@ -128,7 +128,7 @@ def put_into_python(plan: SourcePlan, stage: StageRun) -> None:
     ours = plan.dist / FOLDER
     make_overlay(plan.tree, dict(_python_files(plan)), ours, stage.profile)
     stage.metrics["python_path"] = str(ours)
-    sys.stdout.write(f"export PYTHONPATH={quoted(ours)}${{PYTHONPATH:+:$PYTHONPATH}}\n")
+    sys.stdout.write(f"export PYTHONPATH={quote_command(ours)}${{PYTHONPATH:+:$PYTHONPATH}}\n")
 
 
 def _python_files(plan: SourcePlan) -> Iterator[tuple[str, Path]]:
@@ -187,7 +187,7 @@ def assemble(files: Sequence[LoadableFile], part: Path, strip: str) -> list[Load
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.path, to)
         to.chmod(0o755)
-        if strip and (run := captured([strip, "--strip-unneeded", str(to)])).returncode != 0:
+        if strip and (run := capture([strip, "--strip-unneeded", str(to)])).returncode != 0:
             raise CheckFailed(
                 f"{strip} failed on {to.name} with exit code {run.returncode}: {run.stderr.strip()[-300:]}",
                 fix="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
@@ -223,7 +223,7 @@ def describe(
     items = [
         bill_item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License"),
         ndk if plan.toolchain.version else compiler,
-        *(submodule_item(submodule) for submodule in _linked(submodules(plan.tree), places)),
+        *(submodule_item(submodule) for submodule in _submodules_read(submodules(plan.tree), places)),
         *(bill_item(file["path"], kind="file", sha256=file["sha256"]) for file in files),
     ]
     commit = plan.tree.commit
@@ -278,7 +278,7 @@ def places_read(plan: SourcePlan, shipped: Iterable[CMakeTarget]) -> set[str]:
     targets = plan.targets()
     builds = {target.build for target in targets}
     dependencies = {
-        build: captured([str(plan.ninja.path), "-C", str(build), "-t", "deps"]).stdout for build in builds
+        build: capture([str(plan.ninja.path), "-C", str(build), "-t", "deps"]).stdout for build in builds
     }
     roots = [f"{root}/" for root in (plan.source, plan.tree.root, plan.tree.root.resolve())]
     places = set()
@@ -298,7 +298,7 @@ def copy_licences(tree: Path, places: Iterable[str], into: Path) -> None:
                 shutil.copyfile(path, to)
 
 
-def _linked(candidates: Iterable[Submodule], places: Iterable[str]) -> list[Submodule]:
+def _submodules_read(candidates: Iterable[Submodule], places: Iterable[str]) -> list[Submodule]:
     """The submodules with some of the files that were read; of nested ones the inner one has the file."""
     by_path = {submodule.path: submodule for submodule in candidates}
     paths = set()

@@ -26,7 +26,7 @@ from ci.builds.tree import (
     RecipeProject,
     SourceTree,
     file_names,
-    filled,
+    fill_placeholders,
     load_recipe,
     open_tree,
 )
@@ -129,7 +129,7 @@ class SourcePlan:
 
     def definitions(self, project: RecipeProject) -> dict[str, str]:
         options = {**self.recipe.options, **project.options}
-        defined = {name: filled(value, self.values()) for name, value in options.items()}
+        defined = {name: fill_placeholders(value, self.values()) for name, value in options.items()}
         defined |= {
             **self.toolchain.definitions,
             "CMAKE_BUILD_TYPE": self.build_type,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.builds.tree import Recipe
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quote_command
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
 from provisioning.components import ANDROID_NDK, NDK_TOOLCHAIN, identity_of, version_line
@@ -60,7 +60,9 @@ def find_program(*names: str, environ: Mapping[str, str] = os.environ) -> BuildT
     listing, package = " nor ".join(names), PACKAGES.get(Path(names[0]).name)
     raise EnvironmentLacking(
         f"neither {listing} is on PATH" if names[1:] else f"{listing} is not on PATH",
-        fix=quoted("apt-get", "install", package) if package else f"install {listing} and put it on PATH",
+        fix=quote_command("apt-get", "install", package)
+        if package
+        else f"install {listing} and put it on PATH",
     )
 
 
@@ -80,7 +82,7 @@ def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> BuildTool
     listing = f"found {' and '.join(versions)}" if versions else "found none"
     raise EnvironmentLacking(
         f"CMake: expected {floor} or newer, {listing}",
-        fix=quoted(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
+        fix=quote_command(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
     )
 
 
@@ -89,7 +91,7 @@ def find_ninja() -> BuildTool:
         return ninja
     raise EnvironmentLacking(
         "Ninja is neither beside this Python nor on PATH",
-        fix=quoted(sys.executable, "-m", "pip", "install", "ninja"),
+        fix=quote_command(sys.executable, "-m", "pip", "install", "ninja"),
     )
 
 

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quote_command
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import EnvironmentLacking, ManifestError
 from provisioning.base.settings import MANIFESTS
@@ -122,7 +122,7 @@ def load_recipe(target: str) -> Recipe:
     return recipe
 
 
-def filled(text: str, values: dict[str, str]) -> str:
+def fill_placeholders(text: str, values: dict[str, str]) -> str:
     """Replace placeholders; other braces and `$ORIGIN` stay."""
     return re.sub(r"\{(\w+)\}", lambda name: values.get(name.group(1), name.group()), text)
 
@@ -173,13 +173,13 @@ def open_tree(root: Path, paths: Collection[str] = ()) -> SourceTree:
         more = f", and {len(empty) - 1} more" if empty[1:] else ""
         raise EnvironmentLacking(
             f"{root}: the submodule {empty[0]} is empty{more}",
-            fix=quoted("git", "-C", root, *update, *outermost),
+            fix=quote_command("git", "-C", root, *update, *outermost),
         )
     if root.resolve().name != OWN_NAME:
         raise EnvironmentLacking(
             f"{root}: its headers are included as <{OWN_NAME}/…> from the folder above, so that it must be "
             f"named {OWN_NAME}, found {root.resolve().name}",
-            fix=f"{quoted('git', '-C', root, 'worktree', 'add', '--detach', f'{root}.d/{OWN_NAME}')}, "
+            fix=f"{quote_command('git', '-C', root, 'worktree', 'add', '--detach', f'{root}.d/{OWN_NAME}')}, "
             "or rename the directory",
         )
     version = root / "version.txt"

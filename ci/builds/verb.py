@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.command_line import count, repeatable, switch, valued
+from provisioning.base.command_line import add_valued, count, repeatable, switch
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import DEFAULT_TARGET, WHEEL
@@ -43,7 +43,7 @@ def add_build_flags(
     switch(parser, "--clean", "build everything again")
     parser.add_argument("--build-dir", help=f"the folder to compile in [{folder}]", **folder_flags)
     parser.add_argument("--output", "-o", help=f"the folder for the results [{output}]", **folder_flags)
-    valued(
+    add_valued(
         parser,
         "--glibc",
         "VERSION",
@@ -94,7 +94,7 @@ class SourceBuild:
             switch(parser, "--wheel", help)
         if self.target == "aarch64-linux":
             help = "a vendor's CMake toolchain [aarch64-linux-gnu-g++]"
-            valued(parser, "--toolchain-file", "FILE", help, type=Path)
+            add_valued(parser, "--toolchain-file", "FILE", help, type=Path)
 
     def check(self, args: argparse.Namespace) -> None:
         """Refuse a build whose sources are nowhere, before its environment is made."""
@@ -171,7 +171,7 @@ class RunnerBuild:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ci.builds.runner_build import build_and_start, described, plan_of, runner_of_tree
+        from ci.builds.runner_build import build_and_start, describe_build, plan_of, runner_of_tree
         from provisioning.base.files import disk_errors
         from provisioning.base.stage_run import StageRun
         from provisioning.manifest import load_profile
@@ -195,7 +195,7 @@ class RunnerBuild:
                 output=args.output,
             )
             if args.dry_run:
-                sys.stdout.write(described(plan))
+                sys.stdout.write(describe_build(plan))
                 return 0
             glibc = args.glibc or load_profile(selection.profile).host["glibc"]
             jobs = args.jobs or os.cpu_count() or 1

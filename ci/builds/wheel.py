@@ -15,7 +15,7 @@ from ci.builds.built_files import alone_in
 from ci.builds.cmake import RECORD, BuildCommand, execute
 from ci.builds.source_plan import SourcePlan
 from provisioning.base import toml
-from provisioning.base.commands import captured, quoted, session
+from provisioning.base.commands import capture, quote_command, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact
@@ -56,7 +56,7 @@ def build(plan: SourcePlan, stage: StageRun, environments: PythonEnvironments) -
         home = plan.dist / ENVIRONMENTS / NAME
         python = environments.extended(NAME, home, [str(wheel)])
         describe(home, BuiltFrom(plan.tree.root, stage.profile, plan.tree.state))
-        run = captured([python, "-c", SMOKE], env={**os.environ, **_variables(plan, python)}, cwd=plan.dist)
+        run = capture([python, "-c", SMOKE], env={**os.environ, **_variables(plan, python)}, cwd=plan.dist)
         if run.returncode:
             reason = (run.stderr.strip().splitlines() or ["it was killed"])[-1]
             raise CheckFailed(
@@ -64,15 +64,15 @@ def build(plan: SourcePlan, stage: StageRun, environments: PythonEnvironments) -
                 fix="build a tree whose torch is the one of manifests/locks/executorch.txt",
             )
     stage.metrics["wheel"] = wheel.name
-    sys.stdout.write(f"export {IN_IMAGE}={quoted(home.parent)}\n")
+    sys.stdout.write(f"export {IN_IMAGE}={quote_command(home.parent)}\n")
     sys.stdout.write(f"next: {session('build_runner')}, then {session('test_emulator')}\n")
 
 
 def script(plan: SourcePlan) -> str:
     """The command that a build runs, in a copy of the tree."""
-    exported = [f"export {name}={quoted(value)}" for name, value in _options(plan).items()]
+    exported = [f"export {name}={quote_command(value)}" for name, value in _options(plan).items()]
     requirements = f"# Its Python has torch, and what {plan.tree.root}/pyproject.toml asks for."
-    command = f"python setup.py bdist_wheel --dist-dir {quoted(plan.dist / WHEELS)}"
+    command = f"python setup.py bdist_wheel --dist-dir {quote_command(plan.dist / WHEELS)}"
     return "\n".join([f"# In a copy of {plan.tree.root}.", requirements, *exported, command, ""])
 
 

@@ -29,7 +29,7 @@ from ci.device.bundle_contents import (
     run_script,
 )
 from provisioning import elf, qnn_libraries
-from provisioning.base.commands import Fix, captured
+from provisioning.base.commands import Fix, capture
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Report, Severity
 from provisioning.base.settings import ANDROID, OFFICIAL_PROFILE, ROOT, WINDOWS, Selection, dist_path
@@ -224,7 +224,7 @@ def signature_findings(libraries: Sequence[Path], root: Path | None, purpose: st
         command += ["--allow-unchecked", "root"]
     with tempfile.TemporaryDirectory(prefix="qnn-ci-") as reports:
         command += ["--reports", reports, *(str(path.absolute()) for path in libraries)]
-        process = captured(command, cwd=ROOT, timeout=SIGNATURE_SECONDS)
+        process = capture(command, cwd=ROOT, timeout=SIGNATURE_SECONDS)
         try:
             return Report.read(Path(reports) / "signing_verify.json").findings
         except (OSError, ValueError) as error:

@@ -60,7 +60,7 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
     stage.target = job.bundle.target
     job.into.mkdir(parents=True, exist_ok=True)
     device = _device(options, job.bundle)
-    with session.claimed(device, job.where):
+    with session.claim_folder(device, job.where):
         if finding := wrong_chip(device, job.bundle.soc):
             stage.findings.append(finding)
             if finding.severity is Severity.ERROR:

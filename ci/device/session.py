@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ci.device.bundle_contents import RUN, WRAPPER
 from ci.device.transport import SECONDS, CommandResult, Device, Lost, TimedOut, batches
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quote_command
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UpstreamError, UsageError
 from provisioning.base.findings import Artifact, Metric
 from provisioning.base.units import utc_now
@@ -67,7 +67,7 @@ def this_process() -> Holder:
 
 
 @contextmanager
-def claimed(device: Device, folder: str) -> Iterator[None]:
+def claim_folder(device: Device, folder: str) -> Iterator[None]:
     """Create the folder and keep other runs out of it.
 
     Raises UsageError if it holds other files, EnvironmentLacking if another run has it. The claim of a run of
@@ -83,7 +83,7 @@ def claimed(device: Device, folder: str) -> Iterator[None]:
         raise EnvironmentLacking(
             f"{device.name}: {folder} is in use by {owner.description if owner else 'another run'}",
             fix=f"wait for its end, or use another folder: {_other_folder(f'{folder}-2')}; "
-            f"if that run has ended, type on the device: {quoted('rm', '-r', f'{folder}/{LOCK}')}",
+            f"if that run has ended, type on the device: {quote_command('rm', '-r', f'{folder}/{LOCK}')}",
         )
     try:
         yield
@@ -139,7 +139,7 @@ def _release(device: Device, folder: str, holder: str) -> None:
 
 
 def _other_folder(folder: str) -> str:
-    return quoted("--device-dir", folder)
+    return quote_command("--device-dir", folder)
 
 
 def _machine() -> str:

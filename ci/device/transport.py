@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quote_command
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 
 SECONDS = 600.0
@@ -132,7 +132,7 @@ class Ssh:
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> CommandResult:
         output = self._ssh(_append_exit_code(script), None, seconds).decode("utf-8", "replace")
-        return _answer(output, self.name, quoted("ssh", self.destination))
+        return _answer(output, self.name, quote_command("ssh", self.destination))
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
         with tempfile.TemporaryFile() as archive:
@@ -164,7 +164,7 @@ class Ssh:
     def _error(self, code: int, stderr: bytes, out: bytes) -> EnvironmentLacking | UpstreamError:
         text = stderr.decode("utf-8", "replace").strip()
         message = f"{self.name}: {text.splitlines()[-1] if text else 'no answer'}"
-        fix = f"make this work first: {quoted('ssh', self.destination)}"
+        fix = f"make this work first: {quote_command('ssh', self.destination)}"
         if code != 255:
             return UpstreamError(message, fix=_FREE_SPACE if _FULL in text else fix)
         if out or any(words in text for words in _SSH_LOST):

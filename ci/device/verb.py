@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import add_purpose, add_timeout, repeatable, switch, valued
+from provisioning.base.command_line import add_purpose, add_timeout, add_valued, repeatable, switch
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -26,13 +26,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a folder that `bundle` wrote [the only one in dist/bundles]",
     )
     way = parser.add_argument_group("the device")
-    valued(way, "--serial", "S", "a device that adb lists [the only one]")
-    valued(way, "--ssh", "USER@HOST", "a Linux device, as ssh knows it")
-    valued(way, "--device-dir", "DIR", "the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]")
-    valued(way, "--wrap", "COMMAND", "run the runner with this: an emulator, taskset", default="")
+    add_valued(way, "--serial", "S", "a device that adb lists [the only one]")
+    add_valued(way, "--ssh", "USER@HOST", "a Linux device, as ssh knows it")
+    add_valued(way, "--device-dir", "DIR", "the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]")
+    add_valued(way, "--wrap", "COMMAND", "run the runner with this: an emulator, taskset", default="")
     job = parser.add_argument_group("the run")
-    valued(job, "--model", "NAME", "which of the bundle's models [the only one]")
-    valued(job, "--inputs", "LIST", "an input list; its files are pushed too", type=Path)
+    add_valued(job, "--model", "NAME", "which of the bundle's models [the only one]")
+    add_valued(job, "--inputs", "LIST", "an input list; its files are pushed too", type=Path)
     repeatable(job, "--runner-arg", "ARG", "give this to the runner")
     add_timeout(job, "the run", 600.0)
     switch(job, "--push-only", "update the device and run nothing")
@@ -86,12 +86,16 @@ class BundleVerb:
             metavar="MODEL",
             help="programs (.pte); the folder that `compile` wrote; for Windows, what `compile` wrote",
         )
-        valued(parser, "--dist", "DIR", "the build to take the runner from [dist/TARGET]", type=Path)
-        valued(parser, "--runner", "NAME", "the build's program that runs the model [qnn_executor_runner]")
+        add_valued(parser, "--dist", "DIR", "the build to take the runner from [dist/TARGET]", type=Path)
+        add_valued(
+            parser, "--runner", "NAME", "the build's program that runs the model [qnn_executor_runner]"
+        )
         repeatable(parser, "--file", "FILE", "pushed as files/NAME, such as a tokenizer", type=Path)
         switch(parser, "--lpai", "add LPAI's libraries and its signed skel")
-        valued(parser, "--signed", "DIR", "the overlay of sign_lpai [dist/overlay]", type=Path)
-        valued(parser, "--root", "CERT", "the root certificate that the signed skel must end in", type=Path)
+        add_valued(parser, "--signed", "DIR", "the overlay of sign_lpai [dist/overlay]", type=Path)
+        add_valued(
+            parser, "--root", "CERT", "the root certificate that the signed skel must end in", type=Path
+        )
         add_purpose(parser)
         parser.add_argument(
             "--output",

@@ -88,7 +88,7 @@ class Diagnosis:
         )
 
 
-def diagnosed(log: Readable, subject: str) -> Diagnosis:
+def diagnose_log(log: Readable, subject: str) -> Diagnosis:
     """Return what is known of a log. One without a line of trouble is healthy, whatever rules match."""
     text = read_log_text(log)
     if not text.trouble:
@@ -191,7 +191,7 @@ def _data_types(log: LogText) -> list[str]:
 
 def read(text: str | bytes, subject: str = "") -> Diagnosis:
     """Everything known about a text."""
-    return diagnosed(BytesIO(text.encode("utf-8", "replace") if isinstance(text, str) else text), subject)
+    return diagnose_log(BytesIO(text.encode("utf-8", "replace") if isinstance(text, str) else text), subject)
 
 
 def nearest(text: str) -> Explanation | None:

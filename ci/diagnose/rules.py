@@ -38,7 +38,7 @@ class Rule:
     page: str
 
 
-def explained(name: str) -> Rule | None:
+def rule_named(name: str) -> Rule | None:
     """The rule with that name, else the row that stands for it."""
     all_rules = rules()
     if name in all_rules:

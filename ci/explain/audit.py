@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from ci.artifacts.compiler_log import Traffic
 from ci.operators import CpuOperator
 from ci.work.plain import to_json
-from provisioning.base.units import aligned
+from provisioning.base.units import align
 
 FAILED = "does not compile"
 
@@ -78,7 +78,7 @@ def text_lines(rows: AuditRows) -> Iterator[str]:
     titles = dict.fromkeys(title for cells in costs.values() for title in cells)
     for title in titles:
         lines.append((title, *(costs.get(scheme, {}).get(title, "") for scheme in rows)))
-    yield from aligned(lines)
+    yield from align(lines)
     yield from _cpu_lines(compiled)
     errors: dict[tuple[str, str], list[str]] = {}
     for scheme, row in rows.items():

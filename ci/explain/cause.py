@@ -99,7 +99,7 @@ def _broken_step(lane: AnyModelLane, model: OneModel, program: Any, outcome: Out
         lost_db = -math.inf
         program_db = outcome.near("sqnr_db", lost_db) if outcome.of_chip else outcome.sqnr_db
     request = ReplayRequest(program_db, REPLAY_SECONDS)
-    return lane.replayed(model, program, request).broken
+    return lane.replay(model, program, request).broken
 
 
 def _searched_cause(

@@ -29,7 +29,7 @@ from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, describe_figures, leas
 from ci.work.outcome import Failure
 from ci.work.plain import Facts
 from ci.work.request import irrelevant
-from provisioning.base.commands import captured
+from provisioning.base.commands import capture
 from provisioning.base.files import replace_text
 from provisioning.base.rendering import plural
 from provisioning.base.units import EXACT_DB, bound_in_decibels, format_decibels
@@ -662,7 +662,7 @@ def _printed_by(text: str) -> str:
     with tempfile.TemporaryDirectory(prefix="qnn-ci-script-") as folder:
         script = Path(folder) / "fault.py"
         script.write_text(text, encoding="utf-8")
-        process = captured([sys.executable, script], cwd=folder)
+        process = capture([sys.executable, script], cwd=folder)
     if process.returncode == -signal.SIGKILL:
         # The machine is to blame, so nothing of it is kept as a result.
         raise MemoryError("the script was killed, as the system does when memory runs out")

@@ -72,7 +72,7 @@ def _explain_death(
     if model.options.is_verified and _searches(model, history):
         history.searched = True
         sys.stderr.write(readable(f"{program.name}: {error.message}\n", sys.stderr))
-        outcome = Outcome(error.message, _filled(error.fix, model, program.soc))
+        outcome = Outcome(error.message, _name_model(error.fix, model, program.soc))
         outcome, _ = explain_outcome(lane, model, program, outcome, (), search_ends)
         error.message, error.fix = outcome.error, outcome.fix
     elif error.fix == NO_FIX and REPAIR in model.lane.verbs:
@@ -100,7 +100,7 @@ def explain_outcome(
     return explained(outcome, cause, proofs), cause
 
 
-def _filled(fix: str, model: OneModel, soc: str) -> str:
+def _name_model(fix: str, model: OneModel, soc: str) -> str:
     """Return the fix, with the model in place of the word that stands for it."""
     if not isinstance(fix, Fix):
         return fix

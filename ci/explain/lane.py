@@ -33,7 +33,7 @@ class Searches(Protocol[P]):
     def chosen_program(self, model: OneModel, choice: Choice, /) -> P:
         """Return MODEL's program, or one of a suite."""
 
-    def replayed(self, model: OneModel, program: P, request: ReplayRequest, /) -> ReplayResult:
+    def replay(self, model: OneModel, program: P, request: ReplayRequest, /) -> ReplayResult:
         """Find the first of the compiler's steps that changes what the model computes, or after which nothing
         can compute it; none if the lane's compiler shows no steps."""
 
@@ -56,7 +56,7 @@ class Searches(Protocol[P]):
         """Return the model with the rewrites that answer known faults, all or these, each proved on the
         CPU."""
 
-    def audited(self, model: OneModel, precisions: Sequence[str], /) -> AuditRows:
+    def audit(self, model: OneModel, precisions: Sequence[str], /) -> AuditRows:
         """Audit each of these precisions, or the usual ones."""
 
     def precision_named(self, name: str, /) -> str:
@@ -129,8 +129,8 @@ class ModelLane(Lane[P, L], Generic[P, L]):
     def chosen_program(self, model: OneModel, choice: Choice) -> Program:
         return self._searches.chosen_program(model, choice)
 
-    def replayed(self, model: OneModel, program: Program, request: ReplayRequest) -> ReplayResult:
-        return self._searches.replayed(model, self._own(program), request)
+    def replay(self, model: OneModel, program: Program, request: ReplayRequest) -> ReplayResult:
+        return self._searches.replay(model, self._own(program), request)
 
     def divergence_of(self, model: OneModel, program: Program, limits: DivergenceLimits) -> DivergenceResult:
         return self._searches.divergence_of(model, self._own(program), limits)
@@ -149,8 +149,8 @@ class ModelLane(Lane[P, L], Generic[P, L]):
     def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
         return self._searches.rewritten(model, rules)
 
-    def audited(self, model: OneModel, precisions: Sequence[str]) -> AuditRows:
-        return self._searches.audited(model, precisions)
+    def audit(self, model: OneModel, precisions: Sequence[str]) -> AuditRows:
+        return self._searches.audit(model, precisions)
 
     def precision_named(self, name: str) -> str:
         return self._searches.precision_named(name)
@@ -192,7 +192,7 @@ class AnyModelLane(AnyLane, Protocol):
 
     def chosen_program(self, model: OneModel, choice: Choice) -> Program: ...
 
-    def replayed(self, model: OneModel, program: Program, request: ReplayRequest) -> ReplayResult: ...
+    def replay(self, model: OneModel, program: Program, request: ReplayRequest) -> ReplayResult: ...
 
     def divergence_of(
         self, model: OneModel, program: Program, limits: DivergenceLimits
@@ -208,7 +208,7 @@ class AnyModelLane(AnyLane, Protocol):
 
     def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten: ...
 
-    def audited(self, model: OneModel, precisions: Sequence[str]) -> AuditRows: ...
+    def audit(self, model: OneModel, precisions: Sequence[str]) -> AuditRows: ...
 
     def precision_named(self, name: str) -> str: ...
 

@@ -12,7 +12,7 @@ from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import EQUAL_DB, HALF_MOST
 from ci.work.request import irrelevant
-from provisioning.base.units import aligned, format_decibels
+from provisioning.base.units import align, format_decibels
 
 SHOWN = 20
 FOREVER = 1e9
@@ -219,7 +219,7 @@ def text_lines(summary: str, losses: Sequence[Loss]) -> Iterator[str]:
         (format_decibels(loss.after_db), _before(loss.before_db), loss.operator, where_of(loss, loss.node))
         for loss in losses[:SHOWN]
     ]
-    yield from aligned(rows)
+    yield from align(rows)
     if (more := len(losses) - SHOWN) > 0:
         yield f"and {more} that lose less"
 

@@ -15,7 +15,7 @@ from ci.explain.onnx_graph import NO_PLACE, OnnxGraph, make_plain, name_of, valu
 from ci.explain.rewriting import HTP_DIMENSIONS, Batch, Match, Need, Repaired, merge, product_of, prove
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
-from ci.suite.onnx_runtime import folded
+from ci.suite.onnx_runtime import fold_constants
 
 MICROSOFT = "com.microsoft"
 
@@ -472,7 +472,7 @@ def matmul_for_einsum(model: RepairedOnnx, node: onnx.NodeProto) -> OnnxMatch | 
 
 def optimize(model: onnx.ModelProto) -> onnx.ModelProto:
     """Let ONNX Runtime fold the model's constants, and drop the operator sets that no node uses."""
-    plain = folded(model)
+    plain = fold_constants(model)
     domains = {node.domain for node in plain.graph.node}
     opsets = [opset for opset in plain.opset_import if opset.domain in domains]
     plain.ClearField("opset_import")

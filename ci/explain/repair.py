@@ -20,7 +20,7 @@ from ci.suite.precision import MORE_EXACT, written_name
 from provisioning.base import answer
 from provisioning.base.errors import exit_code_of
 from provisioning.base.rendering import plural
-from provisioning.base.units import aligned
+from provisioning.base.units import align
 from provisioning.known_faults import fix_at
 
 Rules = tuple[tuple[str, ...], ...]
@@ -151,7 +151,7 @@ def _text_lines(repair: Repair) -> Iterator[str]:
         table = [("", *rows)]
         for title in titles:
             table.append((title, *(cells.get(name, {}).get(title, "-") for name in rows)))
-        yield from aligned(table)
+        yield from align(table)
     for name, row in rows.items():
         if row.error:
             yield f"{name}: gives no program: {row.error}"

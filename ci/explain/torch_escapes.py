@@ -155,7 +155,7 @@ class Modulated:
     """They are the factors of the channels that are given."""
 
 
-def _modulated(model: RepairedModule, weight: Node, axes: tuple[int, int]) -> Modulated | None:
+def _take_weight_apart(model: RepairedModule, weight: Node, axes: tuple[int, int]) -> Modulated | None:
     """Take a computed weight apart; None if it is not computed so. `axes` are the weight's dimensions of the
     channels that are read, and of those that are given."""
     parts = _parts_of(model, weight)
@@ -243,7 +243,7 @@ def styles_outside_the_convolution(model: RepairedModule, node: Node) -> NodeMat
     if bias is not None or groups != 1:
         return None
     axes = (0, 1) if node.target is aten.conv_transpose2d.input else (1, 0)
-    modulated = _modulated(model, weight, axes)
+    modulated = _take_weight_apart(model, weight, axes)
     if modulated is None:
         return None
     convolve, constant, count = callable_of(node), modulated.constant, len(modulated.read)

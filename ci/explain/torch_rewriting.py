@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from ci.explain.rewriting import Batch, Match, Need, Repaired, prove
 from ci.explain.torch_values import Tensors, values_of
-from ci.models.factory import REMOVED_BY, computed_weights, copied, run_copied
+from ci.models.factory import REMOVED_BY, computed_weights, copy_sample, run_copied
 from ci.models.inputs import Array
 from ci.models.model_lines import source_of
 
@@ -47,10 +47,10 @@ class RepairedModule(Repaired[Node, Node]):
     ) -> None:
         self.rewrites, self.weights = rewrites, computed_weights(model.requires_grad_(False))
         super().__init__([_arrays(model, sample) for sample in samples])
-        self.samples = [copied(sample) for sample in samples]
+        self.samples = [copy_sample(sample) for sample in samples]
         source = copy_with_constant_weights(model) if self.weights else model
         self.module: GraphModule = _plain(
-            torch.export.export(source, copied(samples[0]), strict=True).module()
+            torch.export.export(source, copy_sample(samples[0]), strict=True).module()
         )
         self.values: list[dict[Node, Any]] = []
         self.stands_for: dict[Node, Node] = {}
@@ -60,7 +60,7 @@ class RepairedModule(Repaired[Node, Node]):
         self.settle()
 
     def exported(self) -> Any:
-        return torch.export.export(self.module, copied(self.samples[0]), strict=True)
+        return torch.export.export(self.module, copy_sample(self.samples[0]), strict=True)
 
     def outputs(self) -> list[list[Array]]:
         return [_arrays(self.module, sample) for sample in self.samples]
@@ -306,16 +306,19 @@ def _plain(module: Any) -> GraphModule:
 
 def _nodes_changed_in_place(graph: Graph) -> set[Node]:
     """Return the nodes that are changed in place, and the nodes that they are views of."""
-    nodes, todo = set[Node](), [operand for node in graph.nodes for operand in _shared(node, writes=True)]
+    nodes, todo = (
+        set[Node](),
+        [operand for node in graph.nodes for operand in _operands_sharing_memory(node, writes=True)],
+    )
     while todo:
         node = todo.pop()
         if node not in nodes:
             nodes.add(node)
-            todo += _shared(node, writes=False)
+            todo += _operands_sharing_memory(node, writes=False)
     return nodes
 
 
-def _shared(node: Node, *, writes: bool) -> Iterator[Node]:
+def _operands_sharing_memory(node: Node, *, writes: bool) -> Iterator[Node]:
     """Yield the operands whose memory a node writes to, or hands on."""
     if node.target is getitem:
         yield from () if writes else node.all_input_nodes

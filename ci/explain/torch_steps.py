@@ -57,7 +57,7 @@ class StepGraph(TorchGraph):
     ) -> None:
         """`samples` are the model's, and `outputs` is how many it has: a program returns the buffers that it
         changes before them. The module is copied, as the next step may change it."""
-        self.undefined, self.output_count = _undefined(module.graph), outputs
+        self.undefined, self.output_count = _undefined_operand(module.graph), outputs
         super().__init__(module if self.undefined else copy_with_own_weights(module, weights), samples)
 
     def operator_at(self, name: str) -> OperatorAt:
@@ -96,7 +96,7 @@ class StepGraph(TorchGraph):
         return {name: value.numpy() for name, value in values.items() if is_float(value)}
 
 
-def _undefined(graph: FxGraph) -> tuple[str, str] | None:
+def _undefined_operand(graph: FxGraph) -> tuple[str, str] | None:
     """Return a node that reads another one before that is computed, and a sentence about it; None if there is
     none."""
     defined = set[Node]()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter, Node
 
-from ci.models.factory import copied
+from ci.models.factory import copy_sample
 
 Tensors = tuple[Tensor, ...]
 
@@ -38,7 +38,7 @@ class Passing(Interpreter):
 
     def of(self, sample: Tensors) -> list[Tensor]:
         with torch.no_grad():
-            return leaves_of(self.run(*copied(sample)))
+            return leaves_of(self.run(*copy_sample(sample)))
 
 
 class Replaced(Passing):

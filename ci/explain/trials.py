@@ -176,13 +176,13 @@ def _other_flags(lane: AnyModelLane, model: OneModel) -> Iterator[Candidate]:
     precision = written_name(model.precision or "fp16")
     if precision != "fp16":
         for options in model.options.remedies():
-            yield _compiled(lane, model.use(options))
+            yield _compile_candidate(lane, model.use(options))
     exact = EXACT.get(precision)
     if exact and not model.options.precision_file:
-        yield _compiled(lane, model.use_precision(exact))
+        yield _compile_candidate(lane, model.use_precision(exact))
 
 
-def _compiled(lane: AnyModelLane, model: OneModel) -> Candidate:
+def _compile_candidate(lane: AnyModelLane, model: OneModel) -> Candidate:
     command = model.command("compile", model.selection.soc, "-o", "out")
     return Candidate(command, lambda: outcome_of(lane, model))
 
@@ -202,10 +202,10 @@ def _rewrites(
     if len(edits) == 1 and (edit := edits.pop()):
         yield Candidate(str(edit), lambda: _outcome_of_edit(lane, model, edit), edit)
     rules = _rules_of(at_cause)
-    yield _repaired(lane, model, rules, before)
+    yield _repair_candidate(lane, model, rules, before)
     # Where the compiler is at fault, the next place may end it as well.
     if cause is not None and cause.in_compiler and rules != (every := _rules_of(places)):
-        yield _repaired(lane, model, every, before)
+        yield _repair_candidate(lane, model, every, before)
 
 
 def _rules_of(places: Sequence[RewrittenPlace]) -> tuple[str, ...]:
@@ -224,7 +224,9 @@ def _is_at(place: RewrittenPlace, cause: Cause | None) -> bool:
     return place.node in cause.nodes
 
 
-def _repaired(lane: AnyModelLane, model: OneModel, rules: tuple[str, ...], before: Outcome) -> Candidate:
+def _repair_candidate(
+    lane: AnyModelLane, model: OneModel, rules: tuple[str, ...], before: Outcome
+) -> Candidate:
     """Return the candidate with the fewest rewrites that help, as the command finds them."""
 
     def trial() -> Outcome | None:

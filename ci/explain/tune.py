@@ -18,7 +18,7 @@ from ci.suite.precision import TWO_PRECISIONS, written_name
 from ci.suite.programs import Program, TaskMetric
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.rendering import plural
-from provisioning.base.units import aligned, format_decibels
+from provisioning.base.units import align, format_decibels
 
 P = TypeVar("P", bound=Program)
 
@@ -319,7 +319,7 @@ class TuneSearch:
         return total * above / span if span > 0 else 0.0
 
 
-def tuned(lane: AnyModelLane, model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
+def tune_model(lane: AnyModelLane, model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
     """Find the mixture of both precisions for a model."""
     model = model.use_precision(precisions[0])
     cheap, exact = (lane.precision_named(name) for name in precisions)
@@ -385,7 +385,7 @@ def text_lines(tuned: Tuned) -> Iterator[str]:
                 *cells,
             )
         )
-    yield from aligned(rows)
+    yield from align(rows)
     if tuned.winner and tuned.winner.units and len(tuned.winner.units) < len(tuned.units):
         yield f"{plural(len(tuned.winner.units), 'group')} of operators at {exact}, by score:"
         gains = sorted((tuned.units[index] for index in tuned.winner.units), key=lambda unit: -unit.gain)

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 
 from ci.gate import stage_names
 from ci.gate.supervision import LACKING, LOGS, WORST_FIRST, log_of, report_of, supervise
-from ci.report.collect import GATE, cleaned, did_not_run, report_in
+from ci.report.collect import GATE, clean_report, did_not_run, report_in
 from ci.report.summary import command, conclusion, github_annotations, stage_line, worst
 from ci.suite.lane_head import judging
 from provisioning.base import answer
 from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable
-from provisioning.base.commands import Fix, repeated, session
+from provisioning.base.commands import Fix, repeat_flag, session
 from provisioning.base.errors import STOPPED, CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.progress import show_working
-from provisioning.base.rendering import LOG, rendered, summary_of, verdict, wants_colour, write
+from provisioning.base.rendering import LOG, render, summary_of, verdict, wants_colour, write
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import RUN, StageRun
@@ -114,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
             interpreter_of(stage)
     if args.shard:
         stages = stages_of_shard(stages, args.shard, args.suite, tags, selection_of(args))
-    suites, tags = repeated("--suite", args.suite), repeated("--tag", args.tag)
+    suites, tags = repeat_flag("--suite", args.suite), repeat_flag("--tag", args.tag)
     timeout = f"{args.timeout:g}" if args.timeout else None
-    work = [*repeated("--jobs", [args.jobs]), *repeated("--timeout", [timeout])]
+    work = [*repeat_flag("--jobs", [args.jobs]), *repeat_flag("--timeout", [timeout])]
     echo = args.verbose or _is_github_job(os.environ)
     return run_gate(stages, names, selection_of(args), flags, suites, tags, work, echo=echo)
 
@@ -137,7 +137,7 @@ def stages_for_suites(
         if stage.lane and stage.name in names:
             of_lane = of_lane or [*suites]
         if not stage.lane or stage.name in names or of_lane or (not suites and stage.lane == LANE):
-            flags = (*stage.flags, *repeated("--suite", of_lane))
+            flags = (*stage.flags, *repeat_flag("--suite", of_lane))
             gate_stages.append(stage.model_copy(update={"flags": flags}))
     return gate_stages
 
@@ -205,7 +205,7 @@ def run_gate(
     reports = [result.report for result in results]
     for report in reports:
         answer.add_report(report)
-    summarised(gate, results).write(selection.reports)
+    summarise(gate, results).write(selection.reports)
     conclude(reports, selection.reports, os.environ)
     return exit_code(results)
 
@@ -224,7 +224,7 @@ def run_stages(
         for old in (selection.reports / f"{name}.json", selection.reports / LOGS / f"{name}.log"):
             with suppress(NotADirectoryError):  # writing a report explains such an error better
                 old.unlink(missing_ok=True)
-    _unfinished(stages, flags, selection).write(selection.reports)
+    _unfinished_report(stages, flags, selection).write(selection.reports)
     results: dict[str, StageResult] = {}
     width = max(len(stage.name) for stage in stages)
     for _, group in itertools.groupby(stages, _pass_of):
@@ -236,7 +236,7 @@ def run_stages(
             result = left_out[stage.name] or ran[stage.name]
             if stage.name in names:
                 line, colour = stage_line(result.report, width), wants_colour(sys.stdout)
-                write(rendered(line, colour=colour, width=terminal_width()), sys.stdout)
+                write(render(line, colour=colour, width=terminal_width()), sys.stdout)
             replace(result.report, run=os.environ.get(RUN, "")).write(selection.reports)
             results[stage.name] = result
     return list(results.values())
@@ -263,7 +263,7 @@ def _left_out(
     return None
 
 
-def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Selection) -> Report:
+def _unfinished_report(stages: Sequence[GateStage], flags: Sequence[str], selection: Selection) -> Report:
     """Return the gate's report until it has its own: if the gate is killed, the report lists the stages that
     never ran."""
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags))
@@ -282,10 +282,10 @@ def run_pass(
     log = log_of(names[0], selection.reports)
     # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
     python = [interpreter_of(last), "-u", "-X", "faulthandler", "-m", last.program]
-    only = repeated("--only", names)
+    only = repeat_flag("--only", names)
     call = session(GATE, *only, *flags) if len(names) > 1 else session(last.name, *flags)
     title = " and ".join(names)
-    with folded(title, call, os.environ) if echo else show_working(f"{title} into {log}", interval=60):
+    with fold_output(title, call, os.environ) if echo else show_working(f"{title} into {log}", interval=60):
         sys.stdout.flush()
         environ = {**os.environ, **judging(names)} if len(names) > 1 else os.environ
         code = supervise([*python, last.name, *flags], environ, log, echo=1 if echo else None)
@@ -340,7 +340,7 @@ def exit_code(results: Iterable[StageResult]) -> int:
     return next((code for code in WORST_FIRST if code in codes), LACKING if codes else 0)
 
 
-def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
+def summarise(gate: StageRun, results: Sequence[StageResult]) -> Report:
     """Make the gate's own report, with a finding for each stage that did not pass."""
     for result in results:
         report = result.report
@@ -361,7 +361,7 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
     summary."""
     from ci.report.renderings import publish
 
-    reports = [cleaned(report, Parser.user_folder().absolute()) for report in reports]
+    reports = [clean_report(report, Parser.user_folder().absolute()) for report in reports]
     _print("")
     colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
     more = Fix("{} shows them", session("report"))
@@ -381,13 +381,17 @@ def selection_flags(
     executorch: str | None,
 ) -> list[str]:
     """The flags of the selection as typed, for the stages, which read the environment themselves."""
-    flags = [*repeated("--profile", [profile]), *repeated("--target", targets), *repeated("--soc", socs)]
-    flags += [*repeated("--store", [store]), *repeated("--reports", [reports])]
-    return [*flags, *repeated("--executorch", [executorch or None])]
+    flags = [
+        *repeat_flag("--profile", [profile]),
+        *repeat_flag("--target", targets),
+        *repeat_flag("--soc", socs),
+    ]
+    flags += [*repeat_flag("--store", [store]), *repeat_flag("--reports", [reports])]
+    return [*flags, *repeat_flag("--executorch", [executorch or None])]
 
 
 @contextmanager
-def folded(title: str, line: str, environ: Mapping[str, str]) -> Iterator[None]:
+def fold_output(title: str, line: str, environ: Mapping[str, str]) -> Iterator[None]:
     """Print a heading above a stage's output; on GitHub, the output folds under it."""
     if _is_github_job(environ):
         _print(command("group", f"{title}: {line}"))

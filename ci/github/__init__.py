@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
     from pathlib import Path
 
-    from ci.report.collect import cleaned
+    from ci.report.collect import clean_report
     from ci.report.summary import github_annotations
     from provisioning.base.errors import ToolkitError
     from provisioning.base.findings import Finding, Severity
@@ -62,6 +62,6 @@ def run(args: argparse.Namespace) -> int:
             finding = Finding(error.rule, Severity.ERROR, "", error.message, error.fix)
             report = StageRun(args.part, "", "", "").finish()
             located = replace(report, findings=(Places([top], [top], []).located(finding),))
-            sys.stdout.write(github_annotations([cleaned(located, top)]))
+            sys.stdout.write(github_annotations([clean_report(located, top)]))
         raise
     return code

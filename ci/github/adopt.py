@@ -15,7 +15,7 @@ from pathlib import Path
 from ci.work.jobs import Job
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, repeatable
-from provisioning.base.commands import Fix, captured
+from provisioning.base.commands import Fix, capture
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
 from provisioning.base.files import replace_text, repository_of
 from provisioning.base.origin import this_copy
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     folder = Parser.user_folder().absolute()
     top = repository_of(folder / "file")
-    suites = [folder / suite for suite in args.suite] or [*_found(top)]
+    suites = [folder / suite for suite in args.suite] or [*_suites_below(top)]
     for suite in suites:
         if not suite.is_file() or not suite.resolve().is_relative_to(top.resolve()):
             raise UsageError(
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_code_of(good=True)
 
 
-def _found(top: Path) -> Iterator[Path]:
+def _suites_below(top: Path) -> Iterator[Path]:
     suite = next((top / name for name in USUAL if (top / name).is_file()), None)
     if suite is None:
         raise UsageError(
@@ -128,7 +128,7 @@ class Adoption:
 def branch_of(top: Path) -> str:
     """The default branch, as the clone knows it; else the one that is checked out."""
     for command in (["symbolic-ref", "refs/remotes/origin/HEAD"], ["symbolic-ref", "HEAD"]):
-        done = captured(["git", *command], cwd=top)
+        done = capture(["git", *command], cwd=top)
         if done.returncode == 0:
             return (
                 done.stdout.strip().removeprefix("refs/").split("/", 2 if "origin" in done.stdout else 1)[-1]
@@ -172,7 +172,7 @@ def _jobs(suites: Sequence[Path], selection: Selection) -> Iterator[Job]:
 
 def costs_of(jobs: Sequence[Job]) -> str:
     """Estimate the minutes and the money of a pull request from the work of its jobs."""
-    cold, warm = billed(jobs, 1.0), billed(jobs, UNCHANGED)
+    cold, warm = billed_minutes(jobs, 1.0), billed_minutes(jobs, UNCHANGED)
     prices = [f"{minutes * USD_PER_MINUTE:.2f}" for minutes in (cold, warm)]
     return (
         f"{len(jobs)} programs or models: about {cold} minutes are billed if all are compiled,"
@@ -181,7 +181,7 @@ def costs_of(jobs: Sequence[Job]) -> str:
     )
 
 
-def billed(jobs: Sequence[Job], share: float) -> int:
+def billed_minutes(jobs: Sequence[Job], share: float) -> int:
     """The minutes that GitHub bills for this share of the work: each job is billed by whole minutes."""
     from ci.github.matrix import matrix_of
 

@@ -108,7 +108,7 @@ class Api:
                 allow_redirects=False,
             )
             if answer.status_code >= 300:
-                raise _refused(f"{method} {path}", answer.status_code)
+                raise _refusal(f"{method} {path}", answer.status_code)
             return answer.json() if answer.content else None
         except (requests.RequestException, ValueError) as error:
             raise UpstreamError(f"GitHub's API, {method} {path}: {type(error).__name__}") from error
@@ -120,7 +120,7 @@ class Api:
         try:
             with self._session.get(f"{self._base}/{path}", stream=True, timeout=ANSWER_SECONDS) as answer:
                 if answer.status_code != 200:
-                    raise _refused(f"GET {path}", answer.status_code)
+                    raise _refusal(f"GET {path}", answer.status_code)
                 content = b""
                 for block in answer.iter_content(1 << 14):
                     content += block
@@ -131,7 +131,7 @@ class Api:
             raise UpstreamError(f"GitHub's API, GET {path}: {type(error).__name__}") from error
 
 
-def _refused(request: str, status: int) -> UpstreamError:
+def _refusal(request: str, status: int) -> UpstreamError:
     fix = PERMISSIONS if status in (401, 403, 404) else "run the job again"
     return UpstreamError(f"GitHub's API answers {status} to {request}", fix=fix)
 
@@ -173,7 +173,7 @@ def comment(environ: Mapping[str, str]) -> int:
     pull = int(pulls[0]["number"])
     place = f"{environ.get('GITHUB_SERVER_URL', '')}/{environ['GITHUB_REPOSITORY']}/actions/runs/{run.id}"
     try:
-        comparison = uploaded(run, api)
+        comparison = uploaded_changes(run, api)
     except ToolkitError:
         write(pull, run, text_of(None, run, place), api, begin=False)
         raise
@@ -219,7 +219,7 @@ def is_of(run: GateRun, pull: Any) -> bool:
     return bool(at and pull["state"] == "open")
 
 
-def uploaded(run: GateRun, api: Api) -> Changes | None:
+def uploaded_changes(run: GateRun, api: Api) -> Changes | None:
     """The changes that the run uploaded; None if it uploaded none. Raises CheckFailed if the file is not in
     our format."""
     newest: dict[str, int] = {}

@@ -15,8 +15,8 @@ from pathlib import Path
 from ci.lanes.registry import lane_named, lanes_with_suites
 from ci.suite.options import Choice, add_choice, choice_of, shard
 from ci.work.jobs import Job
-from provisioning.base.command_line import Parser, count, valued
-from provisioning.base.commands import repeated
+from provisioning.base.command_line import Parser, add_valued, count
+from provisioning.base.commands import repeat_flag
 from provisioning.base.option_fields import option_words
 from provisioning.base.selection import add_selection, selection_of
 
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, "matrix")
     group = parser.add_argument_group("matrix")
-    valued(
+    add_valued(
         group,
         "--shards",
         "N",
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     elsewhere = replace(choice, suites=tuple(Path(from_here(path)) for path in choice.suites))
     flags = [
         *option_words(elsewhere, "matrix"),
-        *repeated("--soc", args.soc),
-        *repeated("--profile", [args.profile]),
+        *repeat_flag("--soc", args.soc),
+        *repeat_flag("--profile", [args.profile]),
     ]
     matrix = matrix_for(args, os.environ, choice, flags)
     sys.stdout.write(f"{json.dumps(matrix)}\n")

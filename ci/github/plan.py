@@ -22,7 +22,7 @@ from ci.report.page import cell, code
 from ci.suite.options import Choice
 from ci.suite.suite_file import lanes_of
 from ci.work.jobs import Job
-from provisioning.base.commands import captured, repeated
+from provisioning.base.commands import capture, repeat_flag
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.foreign import escape_line
@@ -276,7 +276,7 @@ def source_of(environ: Mapping[str, str]) -> Path:
 def work_flags(environ: Mapping[str, str]) -> tuple[str, ...]:
     jobs = _number(environ, "QNN_CI_JOBS", "jobs", 1, 1000)
     timeout = _number(environ, "QNN_CI_TIMEOUT", "timeout", 1, MOST_SECONDS)
-    return (*repeated("--jobs", [jobs or None]), *repeated("--timeout", [timeout or None]))
+    return (*repeat_flag("--jobs", [jobs or None]), *repeat_flag("--timeout", [timeout or None]))
 
 
 def _number(environ: Mapping[str, str], variable: str, name: str, least: int, most: int) -> int:
@@ -403,7 +403,7 @@ def jobs_of(
         # The gate's `provision` would take the components of all targets, and only one lane needs the runner.
         of_gate = ["--target", row.targets] if row.stage == GATE else []
         skips = ["--skip", "build_runner"] if row.stage == GATE and EXECUTORCH not in lanes else []
-        own = [*repeated("--suite", suites), *repeated("--tag", tags), *caller.work]
+        own = [*repeat_flag("--suite", suites), *repeat_flag("--tag", tags), *caller.work]
         shards = shards_of(lanes, caller.shards or row.suite or row.shards, caller, tags, lengths)
         parts = _split_into_shards(shlex.join([*of_gate, *own, *skips]), shards)
     else:
@@ -476,7 +476,7 @@ def changed_files(base: str, repository: Path = ROOT) -> list[str] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    result = captured(["git", *arguments], cwd=folder)
+    result = capture(["git", *arguments], cwd=folder)
     if result.returncode != 0:
         raise CheckFailed(f"git {' '.join(arguments)} failed in {folder}: {result.stderr.strip()}")
     return result.stdout

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.gate.supervision import death, log_of, report_of, supervise
-from ci.report.collect import cleaned
+from ci.report.collect import clean_report
 from ci.report.page import markdown
 from ci.report.summary import github_annotations
 from provisioning.base.command_line import STARTED_IN, Parser
@@ -114,7 +114,7 @@ def stage(environ: Mapping[str, str]) -> int:
         command = root_command(command, inner)
     sys.stdout.flush()
     start, log = time.monotonic(), log_of(name, reports)
-    stand_in = unfinished(name, session(stage, *arguments)).write(reports).read_bytes()
+    stand_in = unfinished_report(name, session(stage, *arguments)).write(reports).read_bytes()
     code = supervise(command, inner, log, echo=1)
     if report_file.exists() and report_file.read_bytes() == stand_in:
         report_file.unlink()
@@ -126,7 +126,7 @@ def stage(environ: Mapping[str, str]) -> int:
     if not report_file.exists():
         places = Places.of(report.command)
         report = replace(report, findings=tuple(map(places.located, report.findings)))
-    report = cleaned(report, started_in.absolute())
+    report = clean_report(report, started_in.absolute())
     if stage not in ANNOTATE_THEMSELVES:
         report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
         report.write(reports)
@@ -138,7 +138,7 @@ def stage(environ: Mapping[str, str]) -> int:
     return code or (0 if report.outcome is Outcome.PASS else 1)
 
 
-def unfinished(name: str, call: str) -> Report:
+def unfinished_report(name: str, call: str) -> Report:
     """The stage's report until it has its own: a job that GitHub ends has no time to write one."""
     stage = StageRun(name, DEFAULT_PROFILE, "", call)
     message = "the job ended before it: its time was up, it was cancelled, or the runner was lost"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ci.github.run_stage import annotate, append, export, set_outputs
 from ci.report.summary import github_annotations
-from provisioning.base.commands import repeated
+from provisioning.base.commands import repeat_flag
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.settings import (
@@ -52,7 +52,7 @@ class SetupInputs:
 
     def flags(self) -> list[str]:
         """The flags for `provision`, which reads profile, SoCs and licences from the environment itself."""
-        return [*repeated("--component", self.components), *repeated("--target", self.targets)]
+        return [*repeat_flag("--component", self.components), *repeat_flag("--target", self.targets)]
 
 
 def store_of(environ: Mapping[str, str]) -> Path:

@@ -57,7 +57,7 @@ class Planned:
         return base64.b64encode(zlib.compress(json.dumps(to_json(self)).encode(), 9)).decode()
 
 
-def unpacked(text: str) -> Planned:
+def unpack_plan(text: str) -> Planned:
     import json
 
     try:
@@ -80,7 +80,7 @@ def verdict(environ: Mapping[str, str]) -> int:
             f"the job plan ended with {escape_line(ended) or 'nothing'}: nothing was checked",
             fix="read the log of plan, then choose `Re-run all jobs`",
         )
-    planned = unpacked(environ.get("QNN_CI_PLANNED", ""))
+    planned = unpack_plan(environ.get("QNN_CI_PLANNED", ""))
     if not planned.jobs and planned.unrelated and lights == "skipped":
         return not_run(planned.unrelated, environ)
     folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", ""))

@@ -23,7 +23,7 @@ from pydantic import Field, StringConstraints
 
 from ci.image import CACHE
 from ci.image.engine import NO_SPACE, SCRATCH, Engine, out_of_disk
-from provisioning.base.commands import captured, quoted, session
+from provisioning.base.commands import capture, quote_command, session
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import (
     CheckFailed,
@@ -280,7 +280,7 @@ def _download(request: Sequence[str], folder: Path, system: System) -> None:
     command += ["--python-version", system.python, "--implementation", "cp"]
     command += [word for abi in (tag, "abi3", "none") for word in ("--abi", abi)]
     command += [word for platform in (*platforms, *OTHER_PLATFORMS) for word in ("--platform", platform)]
-    pip = captured([*command, *request], env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    pip = capture([*command, *request], env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
     if pip.returncode:
         errors = [line for line in pip.stderr.splitlines() if line.startswith("ERROR")] or [pip.stderr]
         raise UpstreamError(
@@ -384,7 +384,7 @@ def _run(order: Order, layer: Sequence[str], parent: str, engine: Engine, target
         volumes=[f"{folder}:/mnt/{name}:ro" for name, folder in order.inputs.items()],
         tmpfs={"/mnt": SCRATCH},
     )
-    output = f"$ {quoted(*layer)}\n{process.stdout}{process.stderr}"
+    output = f"$ {quote_command(*layer)}\n{process.stdout}{process.stderr}"
     with order.log.open("a", encoding="utf-8") as log:
         log.write(output)
     if process.returncode:
@@ -392,7 +392,7 @@ def _run(order: Order, layer: Sequence[str], parent: str, engine: Engine, target
             raise out_of_disk(full[0])
         lines = [line for line in output.splitlines() if line.strip()]
         message = f"{layer[0]} failed in {order.plan.name}:\n" + "\n".join(lines[-12:])
-        raise CheckFailed(message, fix=quoted("less", order.log))
+        raise CheckFailed(message, fix=quote_command("less", order.log))
 
 
 def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str]]:
@@ -408,7 +408,7 @@ def build_twice(order: Order, engine: Engine) -> tuple[list[list[str]], list[str
         own = (digests[-len(order.plan.layers) :] for digests in layers)
         for layer, one, other in zip(order.plan.layers, *own, strict=True):
             if one != other:
-                differences.append(quoted(*layer))
+                differences.append(quote_command(*layer))
         return layers, differences
     finally:
         for tag in () if differences else tags:

@@ -121,7 +121,7 @@ class Engine:
 
 
 @contextmanager
-def connected() -> Iterator[Engine]:
+def connect_engine() -> Iterator[Engine]:
     """The engine that answers. Docker's errors inside become ours."""
     import docker.errors
     import requests

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ci.image import CACHE
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, valued
+from provisioning.base.command_line import Parser, add_valued
 from provisioning.base.commands import session
 from provisioning.base.settings import ROOT
 
@@ -33,7 +33,7 @@ PASSED_ON = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    valued(parser, "--image", "NAME", "one that `nox -s image` prints", required=True)
+    add_valued(parser, "--image", "NAME", "one that `nox -s image` prints", required=True)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="[--] CMD", help="what to run [bash, interactive]"
     )
@@ -42,12 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Become docker's process, so that signals and the exit code are the command's own."""
     from ci.image.contents import plan_of
-    from ci.image.engine import connected, engine_address
+    from ci.image.engine import connect_engine, engine_address
     from provisioning.verbs.shell import become
 
     answer.refuse("shell")
     plan = plan_of(args.image)
-    with connected() as engine:
+    with connect_engine() as engine:
         check(plan, engine)
         owner = engine.owner
     command = args.command[1:] if args.command[:1] == ["--"] else args.command

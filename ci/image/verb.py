@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ci.image import CACHE
 from provisioning import licences
 from provisioning.base import units
-from provisioning.base.command_line import switch, valued
+from provisioning.base.command_line import add_valued, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the image; without one, their names")
     licences.add_flag(parser)
-    valued(
+    add_valued(
         parser,
         "--base",
         "IMAGE",
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from filelock import FileLock
 
     from ci.image.contents import CONTEXT, Order, inputs_of, load_images, plan_of, trees_of
-    from ci.image.engine import connected
+    from ci.image.engine import connect_engine
     from provisioning.store import Store
 
     if args.name is None:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args.name)
     selection = selection_of(args)
     stage = StageRun("image", plan.profile.name if plan.profile else "", "x86_64-linux")
-    with stage.reported(selection.reports, "image", plan.name), connected() as engine:
+    with stage.reported(selection.reports, "image", plan.name), connect_engine() as engine:
         base = args.base or plan.system.reference
         base_id = engine.image_id(base) or engine.pull(base)
         CONTEXT.mkdir(parents=True, exist_ok=True)

@@ -14,13 +14,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from ci.diagnose.logs import Diagnosis, Explanation, diagnosed, explain_number, explain_rule
-from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, explained, page_of, rules
+from ci.diagnose.logs import Diagnosis, Explanation, diagnose_log, explain_number, explain_rule
+from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, page_of, rule_named, rules
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import UsageError, exit_code_of
-from provisioning.base.foreign import escape_line, limited
+from provisioning.base.foreign import escape_line, limit_work
 from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:
@@ -136,13 +136,13 @@ def _diagnose_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:
         f"{subject}: reading it takes more memory or time than a log of its size may",
         fix="give the failing log or its last part",
     )
-    with limited(size, refusal):
-        return diagnosed(log, subject)
+    with limit_work(size, refusal):
+        return diagnose_log(log, subject)
 
 
 def _explain_name(name: str) -> Explanation | None:
     """Return what a finding's rule means, or a known failure or fault that a finding names."""
-    if rule := explained(name):
+    if rule := rule_named(name):
         return Explanation(name, rule.summary, rule.fix, rule.page, 0, "", True)
     return explain_rule(name) or _explain_fault(name)
 
@@ -169,7 +169,7 @@ def _explain_fault(name: str) -> Explanation | None:
 
 
 def _page(name: str) -> str:
-    if explained(name) is not None:
+    if rule_named(name) is not None:
         return page_of(name, RULES_PAGE)
     return page_of(name, ERRORS_PAGE if explain_rule(name) is not None else FAULTS_PAGE)
 
@@ -205,7 +205,7 @@ def _bundle(names: Sequence[str]) -> str:
         )
     findings = findings_text(report).encode() if report else b""
     with log.open("rb") if log else io.BytesIO(findings) as content:
-        diagnosis = diagnosed(content, log.name if log else path.name)
+        diagnosis = diagnose_log(content, log.name if log else path.name)
     return markdown(diagnosis, _format_diagnosis(diagnosis), log, report)
 
 

@@ -27,11 +27,11 @@ from ci.artifacts.program import (
 )
 from ci.models.not_models import refuse_no_program
 from provisioning.base import answer
-from provisioning.base.command_line import valued
+from provisioning.base.command_line import add_valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.files import replace_bytes
-from provisioning.base.foreign import escape_line, limited
+from provisioning.base.foreign import escape_line, limit_work
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -57,8 +57,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "a library; or packages, for their QNN libraries: an APK, an AAR, a folder "
         "(of split APKs, for Genie)",
     )
-    valued(parser, "--against", "SDK", "exit 1 if this SDK's libraries cannot load the program", type=Path)
-    valued(parser, "--extract", "DIR", "write the program's context binaries or DLCs to DIR", type=Path)
+    add_valued(
+        parser, "--against", "SDK", "exit 1 if this SDK's libraries cannot load the program", type=Path
+    )
+    add_valued(parser, "--extract", "DIR", "write the program's context binaries or DLCs to DIR", type=Path)
     add_selection(parser)
 
 
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     paths = (below for path in args.files for below in (path.rglob("*") if path.is_dir() else (path,)))
     size = sum(path.stat().st_size for path in paths if path.is_file())
     message = f"{args.files[0]}: reading it takes more memory or time than a file of its size may"
-    with limited(size, CheckFailed(message, fix="compile, build or download it again")):
+    with limit_work(size, CheckFailed(message, fix="compile, build or download it again")):
         return _inspect(args)
 
 
@@ -102,7 +104,7 @@ def _inspect(args: argparse.Namespace) -> int:
             )
         files = extract(file, contents, args.extract)
     answer.add(file=str(file), kind=KINDS[type(contents)], **asdict(contents))
-    sys.stdout.writelines(f"{escape_line(line)}\n" for line in described(file, contents))
+    sys.stdout.writelines(f"{escape_line(line)}\n" for line in describe_contents(file, contents))
     sys.stdout.writelines(f"extracted {escape_line(str(path))}\n" for path in files)
     if loading:
         answer.add(against={"sdk": str(args.against), **asdict(loading)})
@@ -140,7 +142,7 @@ def _dlc(contents: Dlc) -> dict[str, object]:
     }
 
 
-def described(path: Path, contents: Inside) -> Iterator[str]:
+def describe_contents(path: Path, contents: Inside) -> Iterator[str]:
     if isinstance(contents, ContextStrings):
         yield f"{path}: QNN context binary, {contents.size:,} bytes"
         yield from _context(contents, "  ")

@@ -23,17 +23,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.audit import document, fails, text_lines
-    from ci.one_model.report import ModelReport, reported
+    from ci.one_model.report import ModelReport, report_work
 
     model = one_model_of(args, AUDIT)
     require_one_chip(model.selection)
 
     def work(report: ModelReport) -> int:
-        rows = model_lane(model).audited(model, model.options.precisions)
+        rows = model_lane(model).audit(model, model.options.precisions)
         answer.add(model=model.typed, soc=model.selection.soc, precisions=document(rows))
         print("\n".join(text_lines(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:
             report.fail(f"does not give a program that runs at {', '.join(failed)}")
         return int(bool(failed))
 
-    return reported(AUDIT, model, model.traits, work)
+    return report_work(AUDIT, model, model.traits, work)

@@ -50,8 +50,8 @@ def compile_model(lane: AnyModelLane, model: OneModel, suite: Path | None, histo
     from ci.explain.explanation import explain_products
     from ci.one_model.into_suite import addition_of
     from ci.one_model.output import writing_into
-    from ci.one_model.product import Product, judged, write_products
-    from ci.one_model.report import reported
+    from ci.one_model.product import Product, judge_products, write_products
+    from ci.one_model.report import report_work
 
     def work(report: ModelReport) -> int:
         # What cannot be compiled or added is refused before a folder is made.
@@ -66,9 +66,9 @@ def compile_model(lane: AnyModelLane, model: OneModel, suite: Path | None, histo
                 if addition:
                     addition.write(products)
         products = explain_products(lane, model, programs, results, history)
-        return judged(products, report)
+        return judge_products(products, report)
 
-    return reported(COMPILE, model, model.traits, work)
+    return report_work(COMPILE, model, model.traits, work)
 
 
 def compile_precisions(
@@ -78,7 +78,7 @@ def compile_precisions(
     all."""
     from ci.one_model.product import History
     from ci.work.schedule import sharing_templates
-    from provisioning.base.units import aligned
+    from provisioning.base.units import align
 
     several = len(precisions) > 1
     if several and model.lane.takes_text:
@@ -102,7 +102,7 @@ def compile_precisions(
                 code = max(code, error.exit_code)
                 errors.append(f"{precision}: {error.message.splitlines()[0]}")
     if several and (rows := history.rows):
-        print("\n".join(aligned([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
+        print("\n".join(align([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
     if errors:
         print("\n".join(errors))
     return code

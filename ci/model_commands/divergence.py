@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.one_model.report import reported
+    from ci.one_model.report import report_work
 
     model, choice = one_model_of(args, DIVERGENCE), choice_of(args)
     require_one_chip(model.selection)
@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if script:
         require_script(script)
     about = [*choice.words, *model.traits]
-    return reported(DIVERGENCE, model, about, lambda report: find_divergence(model, choice, script, report))
+    return report_work(
+        DIVERGENCE, model, about, lambda report: find_divergence(model, choice, script, report)
+    )
 
 
 def require_script(path: Path) -> None:

@@ -34,8 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.explain.losses import text_lines
     from ci.one_model.output import writing_into
-    from ci.one_model.product import History, judged, write_products
-    from ci.one_model.report import ModelReport, reported
+    from ci.one_model.product import History, judge_products, write_products
+    from ci.one_model.report import ModelReport, report_work
 
     model = one_model_of(args, QUANTIZE)
     options = model.options
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             print("\n".join(text_lines(*lane.losses(model, choice))))
             return 0
 
-        return reported(QUANTIZE, model, ["--where", *choice.words, *model.traits], losses)
+        return report_work(QUANTIZE, model, ["--where", *choice.words, *model.traits], losses)
     if not model.typed or options.output is None:
         raise UsageError(
             "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
@@ -61,6 +61,6 @@ def run(args: argparse.Namespace) -> int:
         with writing_into(output, model.selection.store) as (new, publish):
             products = lane.quantized_of(model)
             write_products(products, model, new, publish, report, History())
-        return judged(products, report)
+        return judge_products(products, report)
 
-    return reported(QUANTIZE, model, model.traits, work)
+    return report_work(QUANTIZE, model, model.traits, work)

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.explain.repair import repair_model
-    from ci.one_model.report import reported
+    from ci.one_model.report import report_work
     from provisioning.base.commands import Fix
     from provisioning.known_faults import load_fixes
 
@@ -38,4 +38,4 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{rule} has no rewrite: {why}", fix=fixes[rule].words)
     only = model.options.only or None
     lane = model_lane(model)
-    return reported(REPAIR, model, model.traits, lambda report: repair_model(lane, model, only, report))
+    return report_work(REPAIR, model, model.traits, lambda report: repair_model(lane, model, only, report))

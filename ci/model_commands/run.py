@@ -35,18 +35,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.one_model.report import reported
+    from ci.one_model.report import report_work
 
     model = one_model_of(args, RUN)
     _require_prompt(model, args.prompt)
     if model.lane.takes_text:
         return model_lane(model).run_text(model, args.prompt)
-    return reported(RUN, model, [], lambda report: run_and_compare(model, report))
+    return report_work(RUN, model, [], lambda report: run_and_compare(model, report))
 
 
 def run_and_compare(model: OneModel, report: ModelReport) -> int:
     """Run the program, write its outputs, and compare them if the user names others."""
-    from ci.one_model.output import compared, output_lines, outputs_in, write
+    from ci.one_model.output import compare_outputs, output_lines, outputs_in, write
 
     options = model.options
     # A folder that is another one is refused before anything runs.
@@ -58,7 +58,7 @@ def run_and_compare(model: OneModel, report: ModelReport) -> int:
     print("\n".join(output_lines(ran)))
     if not options.compare:
         return 0
-    comparison = compared(ran.outputs, other_outputs, options.compare)
+    comparison = compare_outputs(ran.outputs, other_outputs, options.compare)
     print("\n".join(comparison.lines))
     answer.add(compared={name: dict(row) for name, row in comparison.figures.items()})
     if comparison.differ:

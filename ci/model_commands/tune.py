@@ -39,8 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.explain.tune import tuned
-    from ci.one_model.report import reported
+    from ci.explain.tune import tune_model
+    from ci.one_model.report import report_work
 
     model = one_model_of(args, TUNE)
     require_one_chip(model.selection)
@@ -52,9 +52,11 @@ def run(args: argparse.Namespace) -> int:
     about = [*precisions, f"{goal.figure} {goal.floor:g}", *model.selection.socs]
 
     def work(report: ModelReport) -> int:
-        return _write(tuned(model_lane(model), model, (precisions[0], precisions[1]), goal), model, report)
+        return _write(
+            tune_model(model_lane(model), model, (precisions[0], precisions[1]), goal), model, report
+        )
 
-    return reported(TUNE, model, about, work)
+    return report_work(TUNE, model, about, work)
 
 
 def goal_of(least: Floor | None, metric: str | None) -> Goal:

@@ -46,7 +46,7 @@ STEPS_OF = ("executorch/", "torchao/")
 """Functions of these packages are steps of the compiler."""
 
 
-def described(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Return the exception and the line of the user's code that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip()
     return f"{text}{users_line(traceback.extract_tb(error.__traceback__))}"
@@ -106,7 +106,7 @@ def _below_packages(path: str, line: int) -> str:
     return f"{INSTALLED.sub('', path)}:{line}"
 
 
-def explained(error: BaseException) -> tuple[str, str]:
+def explain_error(error: BaseException) -> tuple[str, str]:
     """Return the cause, with the compiler's step and the user's line, and a fix if one is known. The full
     text belongs in the log."""
     node = node_at_hand(error)

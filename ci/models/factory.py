@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ci.models import model_lines
-from ci.models.compiler_errors import described, explained, known_of
+from ci.models.compiler_errors import describe_exception, explain_error, known_of
 from ci.models.inputs import (
     Input,
     InputsUsed,
@@ -122,12 +122,12 @@ def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> In
         return samples_of(search_path / samples)
 
     def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
-        return tuple(_drawn(input_, generator) for input_ in inputs)
+        return tuple(_draw(input_, generator) for input_ in inputs)
 
     return draw if inputs else None
 
 
-def _drawn(input_: Input, generator: torch.Generator) -> Tensor:
+def _draw(input_: Input, generator: torch.Generator) -> Tensor:
     dtype = getattr(torch, input_.dtype)
     if not dtype.is_floating_point:
         return torch.randint(
@@ -154,7 +154,7 @@ def _sample(path: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
     except CheckFailed as error:
         raise BadFactory(error.message, error.fix) from error
     except Exception as error:
-        message = f"{path} cannot be read: {described(error)}"
+        message = f"{path} cannot be read: {describe_exception(error)}"
         raise BadFactory(message, "save it again: torch.save(tensor, path)") from error
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
@@ -252,7 +252,7 @@ class ModelWithInputs:
         except BadFactory:
             raise
         except Exception as error:
-            message = f"its function for inputs raises {described(error)}"
+            message = f"its function for inputs raises {describe_exception(error)}"
             raise BadFactory(message, _fix_of_call(error)) from error
 
 
@@ -276,7 +276,7 @@ def make(
     its parameters may be NaN."""
     if dotted.endswith(".pt2"):
         _begin(search_path)
-        return _exported(search_path / dotted, arguments, inputs)
+        return _load_exported(search_path / dotted, arguments, inputs)
     factory = factory_of(dotted, arguments, search_path)
     product = call(dotted, factory, arguments)
     return model_of(dotted, product, inputs, factory, non_finite=non_finite)
@@ -309,9 +309,9 @@ def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, objec
         raise ends_python(dotted, error) from error
     except Exception as error:
         if known_of(error):
-            message, fix = explained(error)
+            message, fix = explain_error(error)
             raise BadFactory(f"{dotted}: {message}", fix) from error
-        raise BadFactory(f"{dotted} raises {described(error)}", _fix_of_call(error)) from error
+        raise BadFactory(f"{dotted} raises {describe_exception(error)}", _fix_of_call(error)) from error
 
 
 def _fix_of_call(error: Exception) -> str:
@@ -379,7 +379,7 @@ def _end_of(function: Callable[..., Any]) -> str:
     return f"{model_lines.relative_path(code.co_filename)}:{last}"
 
 
-def _exported(
+def _load_exported(
     path: Path, arguments: Mapping[str, object], inputs: Inputs | Samples | None
 ) -> ModelWithInputs:
     from ci.models.exported import load_exported
@@ -411,7 +411,7 @@ def attribute_of(dotted: str, search_path: Path) -> Any:
         if meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
             message = f"there is no module {module_name} in {search_path}, nor in Python"
             raise BadFactory(message, f"did you mean {meant[0]}?") from None
-        message = f"importing {module_name} raises {described(error)}"
+        message = f"importing {module_name} raises {describe_exception(error)}"
         raise BadFactory(message, _fix_of_call(error)) from error
     return getattr(module, name, None)
 
@@ -599,7 +599,7 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], place: st
         outputs += [infer(model, sample) for sample in samples[1:]]
     except (IndexError, RuntimeError, ValueError) as error:
         raise BadFactory(
-            f"the model runs with the first sample but fails with another: {described(error)}",
+            f"the model runs with the first sample but fails with another: {describe_exception(error)}",
             "give samples that it runs with (--calibrate DIR), or a function of a torch.Generator that draws"
             " them",
         ) from error
@@ -628,7 +628,7 @@ def _first_outputs(model: nn.Module, sample: tuple[Tensor, ...], place: str) -> 
             raise stops_for_debugger(line) from error
         if not place or not line or known_of(error):
             raise
-        raise not_running(described(error), line, sample, place) from error
+        raise not_running(describe_exception(error), line, sample, place) from error
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
@@ -644,7 +644,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
 def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[Tensor]:
     """Run a module on copies of its inputs, and return copies of its outputs."""
     with torch.no_grad():
-        outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
+        outputs = torch.utils._pytree.tree_leaves(module(*copy_sample(sample)))
     for output in outputs:
         if not isinstance(output, Tensor):
             message = f"the model returns a {type(output).__name__}: expected only tensors"
@@ -660,7 +660,7 @@ def _fix_of_output(output: object) -> str:
     return f"return its tensors: return {', '.join(f'out.{name}' for name in fields)}"
 
 
-def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def copy_sample(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor.clone() for tensor in sample)
 
 
@@ -686,7 +686,7 @@ def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> s
 def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | None:
     """Return the line (` (file:line)`) where the model changes one of its inputs in place; None if it does
     not."""
-    inputs = copied(sample)
+    inputs = copy_sample(sample)
     with _Changes(lambda: [input_._version for input_ in inputs]) as changes, torch.no_grad():
         model(*inputs)
     return str(changes.line) if any(input_._version for input_ in inputs) else None

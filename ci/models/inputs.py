@@ -70,21 +70,21 @@ def most_calibrating(calibration: int | None, *, has_data: bool) -> int:
 def shares_of(count: int, inferences: int | None, calibration: int | None) -> tuple[list[int], list[int]]:
     """Choose which of the user's samples are compared and which calibrate, by their numbers. Each is used
     once; a lone one is used for both. The limits are the suite's."""
-    order = _shuffled(count)
+    order = _shuffle(count)
     split = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
     calibrating = [0] if count == 1 else order[split:]
     compared = [0] if count == 1 else order[:split]
     return compared, calibrating[: most_calibrating(calibration, has_data=True)]
 
 
-def _shuffled(count: int) -> list[int]:
+def _shuffle(count: int) -> list[int]:
     return sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
 
 
 def order_files(compared: Sequence[T], calibrating: Sequence[T]) -> list[T]:
     """Order the samples so that `shares_of` compares the same ones, as far as it compares so many."""
     samples = [*compared, *calibrating]
-    by_number = dict(zip(_shuffled(len(samples)), samples, strict=True))
+    by_number = dict(zip(_shuffle(len(samples)), samples, strict=True))
     return [by_number[number] for number in range(len(samples))]
 
 
@@ -141,7 +141,7 @@ DEVIATIONS = 3.0
 """No drawn value is farther from 0 than this many standard deviations."""
 
 
-def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
+def draw_sample(signature: GraphSignature, seed: int = 0) -> Sample:
     """Draw inputs, for a user who gives no data: they are enough to compare a run with its reload."""
     import numpy as np
 
@@ -189,10 +189,10 @@ def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
         )
     for name, (text, path) in zip(rest, unnamed, strict=False):
         add(text, {name: read_array(path)})
-    return checked(sample, signature, "--input")
+    return check_sample(sample, signature, "--input")
 
 
-def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) -> Sample:
+def check_sample(sample: Mapping[str, Array], signature: GraphSignature, where: str) -> Sample:
     """Return the sample if it has exactly the model's inputs with the right types and shapes and only finite
     values; refuse it otherwise."""
     import numpy as np
@@ -268,7 +268,7 @@ def save(path: Path, samples: Sequence[Mapping[str, Array]]) -> None:
     np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
-def saved(path: Path) -> list[Sample]:
+def load_samples(path: Path) -> list[Sample]:
     import numpy as np
 
     samples: dict[int, Sample] = {}

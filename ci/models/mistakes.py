@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ci.models import model_lines
 from ci.models.user_model import SAMPLE_FILES, BadFactory
-from provisioning.base.commands import Fix, quoted
+from provisioning.base.commands import Fix, quote_command
 
 NAMED = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -332,7 +332,7 @@ def no_values(number: int, tensor: Tensor) -> BadFactory:
 def no_samples(folder: Path) -> BadFactory:
     words = f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}"
     if not folder.is_dir():
-        create = Fix("{}, and write a file for each sample into it", quoted("mkdir", folder))
+        create = Fix("{}, and write a file for each sample into it", quote_command("mkdir", folder))
         return BadFactory(f"{words}, found no such folder", create)
     names = sorted(path.name for path in folder.iterdir())
     if not names:

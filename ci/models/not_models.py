@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from provisioning.base.commands import Command, Fix, quoted, session
+from provisioning.base.commands import Command, Fix, quote_command, session
 from provisioning.base.errors import UnknownName, UsageError
 
 MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
@@ -39,11 +39,11 @@ class Kind:
     commands: tuple[Command, ...] = ()
 
     def fix_for(self, path: Path) -> Fix:
-        def filled(text: str) -> str:
+        def name_file(text: str) -> str:
             return text.replace("FILE", str(path)).replace("STEM", str(path.with_suffix("")))
 
-        commands = [tuple(map(filled, command)) for command in self.commands]
-        return Fix(filled(self.fix), *commands)
+        commands = [tuple(map(name_file, command)) for command in self.commands]
+        return Fix(name_file(self.fix), *commands)
 
 
 ONNX = (("compile", "STEM.onnx", "-o", "out"),)
@@ -181,7 +181,7 @@ def _folder_refusal(text: str, path: Path) -> UsageError:
         return UsageError(message, fix=f"name the model: {', '.join(models)}")
     if "saved_model.pb" in names:
         onnx = path.with_suffix(".onnx").name
-        convert = quoted("python", "-m", "tf2onnx.convert", "--saved-model", text, "--output", onnx)
+        convert = quote_command("python", "-m", "tf2onnx.convert", "--saved-model", text, "--output", onnx)
         fix = Fix(f"convert it: {convert}; then {{}}", session("compile", onnx, "-o", "out"))
         return UsageError(f"{text}: expected {MODEL_HELP}, found a SavedModel of TensorFlow", fix=fix)
     return UsageError(message, fix="name a model; of a checkpoint, download or copy the whole folder")
@@ -189,10 +189,10 @@ def _folder_refusal(text: str, path: Path) -> UsageError:
 
 def _download_refusal(text: str) -> UsageError:
     name = text.rstrip("/").rpartition("/")[2]
-    download = quoted("curl", "-LO", text)
+    download = quote_command("curl", "-LO", text)
     if hub := OF_HUB.fullmatch(text):
         name = hub["folder"]
-        download = quoted("hf", "download", hub["name"], "--local-dir", name)
+        download = quote_command("hf", "download", hub["name"], "--local-dir", name)
     then = session("compile", name, "-o", "out")
     return UsageError(
         f"{text}: expected a model on this machine, found a name to download",

@@ -24,10 +24,10 @@ from packaging.requirements import Requirement
 
 from ci.models.wheels import PinnedWheel
 from ci.models.wheels import variables as located_wheels
-from ci.work.child import LOCKED, declared, key_of_declared
+from ci.work.child import LOCKED, declared_variables, key_of_declared
 from ci.work.digests import Digests
 from provisioning import pip_settings
-from provisioning.base.commands import captured
+from provisioning.base.commands import capture
 from provisioning.base.errors import (
     EnvironmentLacking,
     IntegrityError,
@@ -99,7 +99,7 @@ class Needs:
         return next(str(place) for place in places if place)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        return declared((*self.variables, *self.secrets), environ)
+        return declared_variables((*self.variables, *self.secrets), environ)
 
 
 NONE = Needs()
@@ -156,7 +156,7 @@ def needs_of(
     return Needs(file, folder, tuple(variables), tuple(secrets), wheels)
 
 
-def installed(needs: Needs, store: Path) -> OwnPackages:
+def install_packages(needs: Needs, store: Path) -> OwnPackages:
     """Return the environment with these packages. The package index is asked only if it has to be created."""
     variables = {**needs.environment(os.environ), **located_wheels(needs.wheels, store)}
     values = key_of_declared(needs.variables, os.environ)
@@ -229,7 +229,7 @@ def _files_of(project: Path) -> list[Path]:
     """Return the files that git tracks or would add; all files if there is no git."""
     command = ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        process = captured(command)
+        process = capture(command)
     except FileNotFoundError:
         return [*project.rglob("*")]
     names = process.stdout.split("\0") if not process.returncode else []
@@ -287,7 +287,7 @@ def _project_files(needs: Needs) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def _hashed(text: str) -> list[Entry]:
+def _entries_with_hashes(text: str) -> list[Entry]:
     return [entry for entry in entries_in(text) if entry.hashes]
 
 
@@ -302,17 +302,19 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     kept = [f"{name}=={pins[name].partition('+')[0]}\n" for name in OF_LOCK if name in pins]
     (home / "kept.txt").write_text("".join(kept), encoding="utf-8")
     lenient = ["--override", "kept.txt"] if needs.is_lenient else []
-    text, builds = _compiled(needs, home, lenient), list[str]()
+    text, builds = _compile_requirements(needs, home, lenient), list[str]()
     if re.search(WITH_TORCH.pattern, text, re.MULTILINE) and not pip_settings.no_index(os.environ):
         try:
-            text, builds = _compiled(needs, home, [*CPU_BUILDS, *lenient]), [*CPU_BUILDS]
+            text, builds = _compile_requirements(needs, home, [*CPU_BUILDS, *lenient]), [*CPU_BUILDS]
         except UpstreamError:
             sys.stderr.write(
                 "the index with CPU builds of torch cannot be reached; taking your index's builds\n"
             )
     flags = ("-e ", "--index", "--extra")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(flags)]
-    by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
+    by_author = {
+        entry.name: entry.hashes for _, text in _texts(needs) for entry in _entries_with_hashes(text)
+    }
     # Only own packages are resolved here: where an index has no hash of a wheel, uv unpacks it, and torch has
     # 700 MB. With --no-deps it would leave such a hash out.
     own, others = list[str](), list[str]()
@@ -324,7 +326,7 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[Entry]:
     (home / "own.in").write_text("".join(own), "utf-8")
     (home / "overrides.txt").write_text("".join([*own, *others]), "utf-8")
     options = [*builds, "--override", "overrides.txt", "--generate-hashes"]
-    entries = entries_in(_compiled(needs, home, options, "own.in"))
+    entries = entries_in(_compile_requirements(needs, home, options, "own.in"))
     _require_first_index([entry for entry in entries if entry.name not in by_author], needs, home)
     return [replace(row, hashes=by_author.get(row.name, row.hashes)) for row in entries]
 
@@ -339,7 +341,7 @@ def _require_first_index(entries: Sequence[Entry], needs: Needs, home: Path) -> 
     pins = (f"{row.name}=={row.version}\n" for row in entries if row.version)
     (home / "first.in").write_text("".join(pins), "utf-8")
     try:
-        _compiled(needs, home, ["--no-deps"], "first.in", strategy="first-index")
+        _compile_requirements(needs, home, ["--no-deps"], "first.in", strategy="first-index")
     except UsageError as error:
         raise UsageError(
             f"{needs.origin}: a version that only another index has is not taken where"
@@ -348,7 +350,7 @@ def _require_first_index(entries: Sequence[Entry], needs: Needs, home: Path) -> 
         ) from error
 
 
-def _compiled(
+def _compile_requirements(
     needs: Needs, home: Path, more: Sequence[str], file: str = "wanted.in", *, strategy: str = FIRST_MATCH
 ) -> str:
     # Versions in a file that is there already would be preferred.
@@ -379,17 +381,19 @@ def _compiled(
 
 def _install(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
     python = home / "environment" / "bin" / "python"
-    _checked(needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home))
+    _check_install(
+        needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home)
+    )
     asks = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    site = Path(captured([python, "-c", asks]).stdout.strip())
+    site = Path(capture([python, "-c", asks]).stdout.strip())
     (home / "install.txt").write_text("".join(f"{entry.text}\n" for entry in entries), encoding="utf-8")
     into = ["pip", "install", "--quiet", "--no-deps", "--python", str(python)]
     builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
     if entries:
-        _checked(needs, _uv([*into, *builds, "-r", "install.txt"], home))
+        _check_install(needs, _uv([*into, *builds, "-r", "install.txt"], home))
     for project in needs.editable:
         # uv builds it again only where one of few files has changed, unless it is told to.
-        _checked(needs, _uv([*into, "--refresh", "--editable", str(project)], home))
+        _check_install(needs, _uv([*into, "--refresh", "--editable", str(project)], home))
     # Added last, because uv must not know of the locked packages.
     (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
 
@@ -416,10 +420,10 @@ def _uv(
         # An index that the user did not name, so fail soon if it cannot be reached.
         environ.setdefault("UV_HTTP_RETRIES", "0")
     flags = pip_settings.uv_flags(os.environ) if arguments[0] == "pip" else []
-    return captured([program, *arguments, *flags], cwd=where, env=environ, encoding="utf-8")
+    return capture([program, *arguments, *flags], cwd=where, env=environ, encoding="utf-8")
 
 
-def _checked(needs: Needs, process: CompletedProcess[str]) -> None:
+def _check_install(needs: Needs, process: CompletedProcess[str]) -> None:
     errors = " ".join(process.stderr.split())
     if "hash mismatch" in errors.lower():
         raise IntegrityError(f"{needs.origin}: {errors}", fix="find out who changed the package")

@@ -45,7 +45,7 @@ def _document(project: Path) -> dict[str, object]:
         return {}
 
 
-def contradicted(texts: Iterable[str], pins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def contradictions(texts: Iterable[str], pins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield each requirement that excludes the locked version of a package, with the locked name and
     version. Requirements of another Python, system or extra do not count."""
     for text in texts:

@@ -58,7 +58,7 @@ def variables(wheels: Mapping[str, PinnedWheel], store: Path) -> dict[str, str]:
     return {VARIABLE: json.dumps(folders)} if wheels else {}
 
 
-def located(name: str, folder: Path) -> Path:
+def locate_file(name: str, folder: Path) -> Path:
     """Return the path of a suite's file: `wheel:NAME/PATH` is in one of its wheels, other names are relative
     to the suite's folder."""
     if not name.startswith(PREFIX):

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from ci.one_model.named_files import RECORD, require_outputs
-from ci.suite.accuracy import Pair, Unusable, compare, describe_figures, missed
+from ci.suite.accuracy import Pair, Unusable, compare, describe_figures, missed_thresholds
 from ci.suite.suite_file import Thresholds
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quote_command
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import disk_errors, replace_text
 
@@ -108,7 +108,7 @@ def require_own(files: Iterable[Path], typed: str) -> None:
         if path.exists() and origin != own:
             raise UsageError(
                 f"{path} is of another model, {os.path.normpath(path.parent / str(origin))}",
-                fix=f"name another place with -o, or remove it: {quoted('rm', '-r', path)}",
+                fix=f"name another place with -o, or remove it: {quote_command('rm', '-r', path)}",
             )
 
 
@@ -197,7 +197,7 @@ class Compared:
     """Whether outputs have little in common; the last line then says so."""
 
 
-def compared(ours: Sample, other: Sample, title: str) -> Compared:
+def compare_outputs(ours: Sample, other: Sample, title: str) -> Compared:
     """Compare the outputs by name if both have the same names, else in order."""
     if len(ours) != len(other):
         raise CheckFailed(
@@ -215,7 +215,7 @@ def compared(ours: Sample, other: Sample, title: str) -> Compared:
         all_figures[name] = figures
         apart = f", at most {figures['max_abs']:.3g} apart" if figures.get("max_abs") else ""
         lines.append(f"against {title}: {name} {describe_figures(figures)}{apart}")
-        strange += [name] if missed(Thresholds(), figures) else []
+        strange += [name] if missed_thresholds(Thresholds(), figures) else []
     if strange:
         lines.append(f"{', '.join(strange)}: too different from {title} at the same inputs")
     return Compared(all_figures, lines, bool(strange))

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from ci.models.own_packages import NONE, VARIABLE, Needs, file_of, locked_versions
-from ci.models.projects import contradicted, dependencies_of
+from ci.models.projects import contradictions, dependencies_of
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import path_of_package
 from ci.suite.programs import P, Suites
@@ -90,7 +90,7 @@ def _requirement(text: str) -> str:
 def _refuse_contradictions(asked: Iterable[tuple[str, str]], pins: Mapping[str, str]) -> None:
     """Refuse another version of a locked package: users would not run what is tested here."""
     for origin, text in asked:
-        for _text, name, version in contradicted([text], pins):
+        for _text, name, version in contradictions([text], pins):
             raise UsageError(
                 f"{origin}, and qnn-ci has {name} {version}, which stays as it is",
                 fix=f"leave the version of {name} out, or take one that {version} fits",

@@ -278,10 +278,10 @@ def write_products(
         sys.stdout.flush()
         answer.add_findings(map(Places.of().located, product.findings))
     folder = Parser.user_folder() / output
-    answer.add(programs=[_answered(folder, product) for product in products])
+    answer.add(programs=[_answer_of(folder, product) for product in products])
 
 
-def _answered(folder: Path, product: Product) -> dict[str, object]:
+def _answer_of(folder: Path, product: Product) -> dict[str, object]:
     """A product's record, with its files and words."""
     documents = (document_of(folder / name) for name in product.files if name.endswith(".json"))
     record = next((document for document in documents if "soc" in document), {})
@@ -295,7 +295,7 @@ def _answered(folder: Path, product: Product) -> dict[str, object]:
     }
 
 
-def judged(products: Sequence[Product], report: ModelReport) -> int:
+def judge_products(products: Sequence[Product], report: ModelReport) -> int:
     """Report what is wrong, and return the exit code."""
     places = Places.of()
     wrong = [places.located(finding) for product in products for finding in product.outcome.wrong]

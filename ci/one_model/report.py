@@ -47,7 +47,7 @@ class ModelReport:
         self.stage.artifacts += [Artifact.of(path.suffix.lstrip("."), path) for path in paths]
 
 
-def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[ModelReport], int]) -> int:
+def report_work(verb: str, model: OneModel, about: Iterable[str], work: Callable[[ModelReport], int]) -> int:
     """Do the work, put it into the verb's report with what it printed, and return its exit code.
 
     `about` names the request: the same request for the same model replaces its earlier row. A usage error is
@@ -82,12 +82,12 @@ def _write(report: ModelReport, output: str) -> None:
     try:
         reports.mkdir(parents=True, exist_ok=True)
         with mutex(reports / f".{report.stage.stage}.lock"):
-            _merged(report, output, reports)
+            _merge_report(report, output, reports)
     except (ToolkitError, OSError) as error:
         sys.stderr.write(f"note: {reports / report.stage.stage}.json was not written: {error}\n")
 
 
-def _merged(report: ModelReport, output: str, reports: Path) -> None:
+def _merge_report(report: ModelReport, output: str, reports: Path) -> None:
     stage, name = report.stage, report.name
     now = stage.finish()
     row: dict[str, Metric] = {

@@ -179,7 +179,7 @@ def read(path: Path = TABLE) -> OperatorTable:
 
 
 @cache
-def shipped() -> OperatorTable:
+def shipped_table() -> OperatorTable:
     """Return the committed table."""
     return read()
 
@@ -198,7 +198,7 @@ def rows_by_key(rows: Iterable[str]) -> Mapping[str, str]:
 
 @cache
 def shipped_rows() -> Mapping[str, str]:
-    return rows_by_key(shipped().cells)
+    return rows_by_key(shipped_table().cells)
 
 
 def format_db(figure: float | None) -> str:
@@ -217,7 +217,7 @@ def shipped_onnx() -> OperatorTable:
 
 def lines_of(operator: str, scheme: str) -> Iterator[str]:
     """Yield the tables' lines for an operator, by ExecuTorch's name or by ONNX's, on the default chip."""
-    for name, table in ((name_in_table(operator), shipped()), (operator, shipped_onnx())):
+    for name, table in ((name_in_table(operator), shipped_table()), (operator, shipped_onnx())):
         cell = table.cells.get(name, {}).get(DEFAULT_SOC, {}).get(scheme)
         if cell:
             yield f"{name} at {scheme} on the emulator of {DEFAULT_SOC}: {cell}"

@@ -404,7 +404,7 @@ def split(value: str) -> list[str]:
 def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) -> Iterator[NotEvaluated]:
     """Find what could not be known. `texts` are those of the files that ran."""
     tainted = set(trace.unknown)
-    own_names = _assigned(trace, texts)
+    own_names = _assigned_names(trace, texts)
     names = own_names | trace.variables
     constants = {name: value for name, value in project.variables.items() if name not in own_names}
     lines = {file: commands_by_line(text) for file, text in texts.items()}
@@ -423,7 +423,7 @@ def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) ->
             continue
         condition = event.command in _CONDITIONS
         if condition and (
-            _decided(command, project, constants) or not _matters(texts[event.file], event, project)
+            _is_decided(command, project, constants) or not _matters(texts[event.file], event, project)
         ):
             continue
         if any(UNKNOWN in arg for arg in event.args) or _reads_environment(command, project):
@@ -468,7 +468,7 @@ def _reads_environment(command: CMakeCommand, project: ConfigureInput) -> bool:
     )
 
 
-def _assigned(trace: Trace, texts: Mapping[str, str]) -> set[str]:
+def _assigned_names(trace: Trace, texts: Mapping[str, str]) -> set[str]:
     """Every name that any command could set, in whichever branch: a missed name is worse than one too
     many."""
     names: set[str] = set()
@@ -532,7 +532,7 @@ def _unsure(
             yield f"{arg} is outside the tree"
 
 
-def _decided(command: CMakeCommand, project: ConfigureInput, constants: Mapping[str, str]) -> bool:
+def _is_decided(command: CMakeCommand, project: ConfigureInput, constants: Mapping[str, str]) -> bool:
     """Whether the mapping's variables alone make one of several AND-ed terms false, so that the others do not
     matter."""
     terms: list[list[str]] = [[]]

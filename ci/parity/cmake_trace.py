@@ -160,11 +160,11 @@ def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
     result: tuple[Trace, ...] = ()
     for _ in range(MOST_ROUNDS):
         before = len(texts), len(names), [*map(len, traced)]
-        result = _configured(tree, projects, texts, names, traced)
+        result = _configure_all(tree, projects, texts, names, traced)
         for project, trace, targets in zip(projects, result, traced, strict=True):
             declarations = (event for event in trace.events if event.args and event.command in DECLARING)
             # Other targets change nothing in the next round.
-            deciding = project.targets - _declared(tree, project, texts)
+            deciding = project.targets - _declared_targets(tree, project, texts)
             targets.update(deciding & {event.args[0] for event in declarations})
             _look(tree, trace, texts, names)
         if before == (len(texts), len(names), [*map(len, traced)]):
@@ -198,7 +198,7 @@ def _look(tree: Tree, trace: Trace, texts: set[str], names: set[str]) -> None:
                 names.update(_names(tree, folder))
 
 
-def _configured(
+def _configure_all(
     tree: Tree, projects: Sequence[ConfigureInput], texts: set[str], names: set[str], traced: list[set[str]]
 ) -> tuple[Trace, ...]:
     """`traced` are targets that each project declared before, also by functions that get the name."""
@@ -210,7 +210,7 @@ def _configured(
         _write_modules(work / "modules")
         running = []
         for number, project in enumerate(projects):
-            declared = _declared(tree, project, texts) | traced[number]
+            declared = _declared_targets(tree, project, texts) | traced[number]
             variant = work / f"variant{number}.cmake"
             includes = [path for path in project.includes if path in texts]
             settings = _settings(work, project, declared, includes)
@@ -254,7 +254,7 @@ def _copy(
     (source / "CMakeLists.txt").write_text(outer.replace("@END@", _END), encoding="utf-8")
 
 
-def _declared(tree: Tree, project: ConfigureInput, texts: set[str]) -> set[str]:
+def _declared_targets(tree: Tree, project: ConfigureInput, texts: set[str]) -> set[str]:
     """Names of targets that the tree's own files may declare."""
     folders = tuple(f"{posixpath.dirname(entry)}/" for entry in project.entries)
     near = (tree.read(path) for path in texts if path.startswith(folders))

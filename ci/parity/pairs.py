@@ -31,7 +31,7 @@ _PROGRAMS = frozenset({"executable", "shared"})
 _FLAGS = {"definitions": "parity-definition-differs", "options": "parity-option-differs"}
 
 
-def linked(side: Side, library: Target) -> Iterator[Target]:
+def linked_libraries(side: Side, library: Target) -> Iterator[Target]:
     """The libraries of which a library gets what they hand on: those it links, and what these hand on."""
     pending = [item.name for item in library.dependencies if item.scope != "INTERFACE"]
     names = {library.name}
@@ -45,9 +45,11 @@ def linked(side: Side, library: Target) -> Iterator[Target]:
         pending += [item.name for item in target.dependencies if item.scope != "PRIVATE"]
 
 
-def reached(side: Side, library: Target) -> list[NamedItem]:
+def reached_files(side: Side, library: Target) -> list[NamedItem]:
     """Files that a library gets from those it links."""
-    return [item for target in linked(side, library) for item in target.files if item.scope != "PRIVATE"]
+    return [
+        item for target in linked_libraries(side, library) for item in target.files if item.scope != "PRIVATE"
+    ]
 
 
 def compare(findings: Findings, variant: Variant, bucks: Sequence[Side], cmake: Side) -> None:
@@ -200,7 +202,7 @@ class _Comparison:
     def _compiled_again(self) -> None:
         """Sources that a library passes on to its users are compiled again there."""
         for library in self.cmake.libraries.values():
-            for item in reached(self.cmake, library) if library.kind != "interface" else ():
+            for item in reached_files(self.cmake, library) if library.kind != "interface" else ():
                 if is_source(item.name):
                     words = {"how": f"{item.scope} here, so again in {library.name}"}
                     self.report("parity-compiled-twice", item.place, item.name, library.name, words)
@@ -311,7 +313,7 @@ class _Comparison:
     def _handed_on(self, side: Side, library: Target, kind: str) -> Iterator[NamedItem]:
         """The `definitions` or `options` that a library gets from libraries of no pair."""
         names = {name for pair in self.pairs for name in (*pair.buck, *pair.cmake)}
-        for target in linked(side, library):
+        for target in linked_libraries(side, library):
             for item in getattr(target, kind) if target.name not in names else ():
                 # What one project says of another's library is for itself alone.
                 near = self.scope.part(item.place.file) == self.scope.part(library.folder)

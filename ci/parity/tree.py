@@ -115,7 +115,7 @@ def _fit(names: list[str], pieces: list[str]) -> bool:
     return not hidden and fnmatchcase(name, piece) and _fit(names[1:], pieces[1:])
 
 
-def _ignored(root: Path) -> frozenset[str]:
+def _ignored_paths(root: Path) -> frozenset[str]:
     """Return what git ignores in the tree: leftovers of builds and downloads. Directories end with `/`.
 
     Empty if the tree is no checkout or there is no git."""
@@ -131,7 +131,7 @@ def _ignored(root: Path) -> frozenset[str]:
 
 
 def _walk(root: Path) -> Iterator[str]:
-    ignored = _ignored(root)
+    ignored = _ignored_paths(root)
     pending = [("", str(root))]
     while pending:
         prefix, folder = pending.pop()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import valued
+from provisioning.base.command_line import add_valued
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 
@@ -27,8 +27,8 @@ FIX = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser, executorch=False)
-    valued(parser, "--executorch", "DIR", "the tree to check [EXECUTORCH_ROOT]", type=Path)
-    valued(parser, "--mapping", "FILE", "what to compare [manifests/parity.toml]", type=Path)
+    add_valued(parser, "--executorch", "DIR", "the tree to check [EXECUTORCH_ROOT]", type=Path)
+    add_valued(parser, "--mapping", "FILE", "what to compare [manifests/parity.toml]", type=Path)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ci.work.plain import read
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import join_fixes, quoted, session
+from provisioning.base.commands import join_fixes, quote_command, session
 from provisioning.base.findings import (
     Finding,
     Metric,
@@ -22,7 +22,7 @@ from provisioning.base.findings import (
     Severity,
     outcome_of,
 )
-from provisioning.base.foreign import mapped, visible
+from provisioning.base.foreign import map_values, visible
 from provisioning.base.rendering import DID_NOT_RUN, EARLIER_RUN
 from provisioning.base.stage_run import RUN
 from provisioning.base.units import format_decibels, seconds, size
@@ -73,12 +73,12 @@ def merge(folder: Path, into: Path) -> None:
             by_stage.setdefault(stage, []).append(report)
     into.mkdir(parents=True, exist_ok=True)
     for shards in by_stage.values():
-        _merged(shards).write(into)
+        _merge_shards(shards).write(into)
     if problems:
         _stand_in(MERGE, tuple(problems), session("report", "--merge", folder)).write(into)
 
 
-def _merged(reports: Sequence[Report]) -> Report:
+def _merge_shards(reports: Sequence[Report]) -> Report:
     """Merge the shards of one stage: each has its own rows in the tables. Other metrics are dropped, because
     none holds for all shards."""
     first = reports[0]
@@ -133,14 +133,14 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
             if report.stage != path.stem:
                 raise ValueError(f"{path}: holds the report of {report.stage}")
             _start_of(report)
-            reports[report.stage] = cleaned(report, Parser.user_folder().absolute())
+            reports[report.stage] = clean_report(report, Parser.user_folder().absolute())
         except (OSError, ValueError) as error:
-            fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
+            fix = f"run the stage again, or remove the file if it is no report: {quote_command('rm', path)}"
             problems.append(Finding("report-unreadable", Severity.ERROR, path.name, str(error), fix))
     return reports, problems
 
 
-def cleaned(report: Report, folder: Path) -> Report:
+def clean_report(report: Report, folder: Path) -> Report:
     """Clean a report that anybody may have written: no text controls a terminal or a CI runner, and paths are
     as a user in this folder would write them."""
 
@@ -149,8 +149,8 @@ def cleaned(report: Report, folder: Path) -> Report:
             return visible(value).replace(f"{folder}/", "")
         return value
 
-    cleaned_report: Report = mapped(report, clean)
-    return cleaned_report
+    cleaned: Report = map_values(report, clean)
+    return cleaned
 
 
 def _one_page(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[str, str]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ci.diagnose.rules import explained, page_of
+from ci.diagnose.rules import page_of, rule_named
 from ci.report.collect import rows_of
 from ci.report.page import environment, html, markdown
 from ci.report.summary import describe_finding
@@ -137,7 +137,7 @@ def sarif(reports: Sequence[Report]) -> str:
 
 def _rule(rule: str) -> dict[str, object]:
     fields: dict[str, object] = {"id": rule}
-    if row := explained(rule):
+    if row := rule_named(rule):
         # GitHub asks for both descriptions.
         summary = {"text": row.summary}
         fields |= {"shortDescription": summary, "fullDescription": summary, "help": {"text": row.fix}}

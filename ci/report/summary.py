@@ -18,7 +18,7 @@ from provisioning.base.rendering import (
     finding_lines,
     identity,
     plural,
-    rendered,
+    render,
     summary_of,
     verdict,
 )
@@ -137,7 +137,7 @@ def conclusion(
     total = seconds(sum(report.seconds for report in reports))
     line = f"  {headline(reports)}, {total}"
     parts.append(Text.assemble((word, style), line, no_wrap=True, overflow="ignore"))
-    return rendered(Group(*parts), colour=colour, width=width)
+    return render(Group(*parts), colour=colour, width=width)
 
 
 def github_annotations(reports: Iterable[Report]) -> str:

@@ -13,11 +13,11 @@ from ci.report.page import html, markdown
 from ci.report.renderings import FIX, junit, publish, sarif
 from ci.report.summary import conclusion, stage_line, worst
 from provisioning.base import answer
-from provisioning.base.command_line import switch, valued
+from provisioning.base.command_line import add_valued, switch
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report
-from provisioning.base.rendering import HARMLESS, console, rendered, verdict, wants_colour, write
+from provisioning.base.rendering import HARMLESS, console, render, verdict, wants_colour, write
 from provisioning.base.settings import reports_path
 from provisioning.base.units import terminal_width
 
@@ -39,14 +39,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="the file to write [standard output]"
     )
     parser.add_argument("--reports", type=Path, help="where reports are [QNN_CI_REPORTS, reports/]")
-    valued(
+    add_valued(
         parser,
         "--merge",
         "FOLDER",
         "first make --reports of the reports of several jobs, each in a folder below this one",
         type=Path,
     )
-    valued(
+    add_valued(
         parser,
         "--against",
         "FOLDER",
@@ -118,7 +118,7 @@ def full_text(reports: Sequence[Report], *, colour: bool, width: int) -> str:
     bad = [r for r in reports if verdict(r) not in {"did not run", *HARMLESS}]
     parts = [console(report, colour=colour, width=width) for report in bad]
     names = max((len(report.stage) for report in reports), default=0)
-    lines = [rendered(stage_line(report, names), colour=colour, width=width) for report in reports]
+    lines = [render(stage_line(report, names), colour=colour, width=width) for report in reports]
     return "\n".join([*parts, "".join(lines), conclusion(reports, colour=colour, width=width)])
 
 

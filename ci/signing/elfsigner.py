@@ -22,9 +22,9 @@ from typing import IO, ClassVar
 
 from ci.diagnose.logs import nearest
 from ci.signing.lpai_libraries import ElfsignerTable
-from ci.work.child import closed
+from ci.work.child import closed_environment
 from provisioning import licences
-from provisioning.base.commands import captured, quoted
+from provisioning.base.commands import capture, quote_command
 from provisioning.base.errors import (
     CheckFailed,
     EnvironmentLacking,
@@ -89,7 +89,7 @@ class Consent:
 
     def __call__(self, text: str) -> bool:
         name = self.name(text)
-        if name in licences.recorded(self.store):
+        if name in licences.recorded_licences(self.store):
             return True
         sys.stderr.write(f"elfsigner of the Hexagon SDK asks:\n\n{text.strip()}\n\n")
         means = self.accepted.get(name, "")
@@ -131,7 +131,7 @@ class Elfsigner:
 
     def _environment(self) -> dict[str, str]:
         return {
-            **closed(os.environ),
+            **closed_environment(os.environ),
             # The user's packages are for another Python.
             "PYTHONPATH": "",
             "HEXAGON_SDK_ROOT": str(self.script.parents[2]),
@@ -178,7 +178,7 @@ class Elfsigner:
         known = nearest(output)
         if known:
             return CheckFailed(f"{message}. {known}", fix=known.fix)
-        return CheckFailed(message, fix=f"run it by hand: {quoted(*command)}")
+        return CheckFailed(message, fix=f"run it by hand: {quote_command(*command)}")
 
 
 @dataclass
@@ -272,7 +272,7 @@ def interpreter(program: str | None, below: str) -> Path:
             fix="name a Python with --python",
         )
     request = f">=3.6,<{below}"
-    process = captured([uv, "python", "find", "--no-config", "--no-project", request], timeout=60)
+    process = capture([uv, "python", "find", "--no-config", "--no-project", request], timeout=60)
     if process.returncode != 0:
         raise EnvironmentLacking(
             f"elfsigner needs a Python {request}, and uv finds none: {last_lines(process.stderr)}",

@@ -12,7 +12,7 @@ from ci.signing.certificates import Certificate
 from ci.signing.elf_headers import BadLibrary
 from ci.signing.signed_library import Signed
 from ci.signing.verification import Bindings, SignedBy, bindings, chain_of, is_for_tests
-from provisioning.base.units import aligned
+from provisioning.base.units import align
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Inspection:
 
 def inspect(path: Path) -> Inspection:
     """Describe a library's signature, and any damage. Raises UsageError only if the file cannot be opened."""
-    with signed_library.mapped(path) as data:
+    with signed_library.map_file(path) as data:
         try:
             elf, signed = signed_library.parse(data)
         except BadLibrary as error:
@@ -49,15 +49,15 @@ def inspect(path: Path) -> Inspection:
         plain = Inspection(
             str(path), SignedBy.UNSIGNED.value, elf.format.bits, elf.arch, segments=len(elf.segments)
         )
-        return plain if signed is None else _signed(str(path), signed)
+        return plain if signed is None else _inspect_signed(str(path), signed)
 
 
 def format_inspection(file: Inspection) -> str:
     rows = [(f"  {name}", value) for name, value in _rows(file) if value]
-    return "\n".join([file.file, *aligned(rows)]) + "\n"
+    return "\n".join([file.file, *align(rows)]) + "\n"
 
 
-def _signed(file: str, signed: Signed) -> Inspection:
+def _inspect_signed(file: str, signed: Signed) -> Inspection:
     problems = list(signed.container.problems)
     bound = Bindings()
     note = ""

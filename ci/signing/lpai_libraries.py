@@ -225,7 +225,7 @@ def version_of(component: str, root: Root) -> str:
 
 
 def _arch(path: Path) -> int | None:
-    with signed_library.mapped(path) as data:
+    with signed_library.map_file(path) as data:
         try:
             return signed_library.layout_of(data).arch
         except BadLibrary as error:

@@ -128,7 +128,7 @@ def _sign_one(source: Path, signer: Signer, work: Path, into: Path) -> tuple[Pat
     ]
     errors = [finding.message for finding in findings if finding.severity is Severity.ERROR]
     if not errors:
-        with signed_library.mapped(source) as before, signed_library.mapped(result) as after:
+        with signed_library.map_file(source) as before, signed_library.map_file(result) as after:
             errors += signed_library.differences(before, after)
     if errors:
         message = f"{signer.name} wrote a file that is not {source.name} signed: {'; '.join(errors)}"
@@ -151,7 +151,7 @@ def _keep(folder: Path, into: Path) -> list[Artifact]:
 
 def _rehearsal(chain: rehearsal.KeyAndChain) -> Signer:
     def library(source: Path, into: Path) -> Path:
-        with signed_library.mapped(source) as data:
+        with signed_library.map_file(source) as data:
             try:
                 signed = signed_writer.sign_library(data, chain)
             except UsageError as error:

@@ -74,7 +74,7 @@ class Signed:
 
 
 @contextmanager
-def mapped(path: Path) -> Iterator[memoryview]:
+def map_file(path: Path) -> Iterator[memoryview]:
     """Map the file's bytes. Raises UsageError unless it is a regular file."""
     try:
         stream = open_regular(path)
@@ -181,7 +181,7 @@ def differences(before: Bytes, after: Bytes) -> list[str]:
     return changes
 
 
-def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
+def unhashed_ranges(data: Bytes, signed: Signed) -> tuple[Range, ...]:
     """The ranges that no hash covers; of padding between others only what is not zero.
 
     Raises BadLibrary for section headers or a section outside the file."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import answer, units
-from provisioning.base.command_line import add_purpose, switch, valued
+from provisioning.base.command_line import add_purpose, add_valued, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
-from provisioning.base.foreign import limited
+from provisioning.base.foreign import limit_work
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import reports_path
 from provisioning.dist import SIGNED
@@ -43,10 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action = verbs.add_parser(name, help=summary, description=summary)
         action.add_argument("files", type=Path, nargs="+", metavar="FILE")
     add_purpose(action)
-    valued(action, "--root", "CERT", "the root certificate of the chain", type=Path)
-    valued(action, "--sw-id", "ID", "adsp, cdsp, slpi or a number")
-    valued(action, "--hw-id", "ID", "chip and OEM")
-    valued(action, "--serial", "0x…", "the device that it must be bound to")
+    add_valued(action, "--root", "CERT", "the root certificate of the chain", type=Path)
+    add_valued(action, "--sw-id", "ID", "adsp, cdsp, slpi or a number")
+    add_valued(action, "--hw-id", "ID", "chip and OEM")
+    add_valued(action, "--serial", "0x…", "the device that it must be bound to")
     action.add_argument(
         "--allow-unchecked",
         action="append",
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     size = sum(path.stat().st_size for path in args.files if path.is_file())
     message = f"{args.files[0]}: reading it takes more memory or time than a library of its size may"
-    limits = limited(size, CheckFailed(message, fix="take it again from whoever signed it"))
+    limits = limit_work(size, CheckFailed(message, fix="take it again from whoever signed it"))
     if args.action == "inspect":
         with limits:
             return inspect(args.files)
@@ -156,7 +156,7 @@ def _format_verification(path: Path, result: Verification, waivers: Sequence[str
 
     rows = [(f"  {check.part}", check.status.value, check.message) for check in result.checks]
     lines = [f"{path}: {result.verdict(waivers).upper()}, {result.signer.value}"]
-    lines += units.aligned(rows)
+    lines += units.align(rows)
     if result.unverified:
         lines.append("  not verified:")
         lines += [f"    {gap.start:#x}..{gap.end:#x}  {gap.what}" for gap in result.unverified]
@@ -191,7 +191,7 @@ class SignLpai:
         way = parser.add_argument_group("how")
         way.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
         way.add_argument("-o", "--output", type=Path, default=SIGNED, help="the overlay [%(default)s]")
-        valued(way, "--python", "PATH", "the Python to run elfsigner with, before 3.12")
+        add_valued(way, "--python", "PATH", "the Python to run elfsigner with, before 3.12")
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.signing.lpai_sign import SignOptions, sign

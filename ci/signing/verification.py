@@ -154,7 +154,7 @@ def verify(data: Bytes, binding: ExpectedSignature | None = None) -> Verificatio
     if signed is None:
         return Verification((SignatureCheck(UNSIGNED, Status.FAILED, "there is no hash segment"),))
     try:
-        unhashed = signed_library.unhashed(data, signed)
+        unhashed = signed_library.unhashed_ranges(data, signed)
         nameless = [f"{r.what}: {r.start:#x}..{r.end:#x}" for r in unhashed if r.what == NAMELESS]
     except BadLibrary as damage:
         unhashed, nameless = (), [damage.message]
@@ -177,7 +177,7 @@ def verify(data: Bytes, binding: ExpectedSignature | None = None) -> Verificatio
 
 
 def verify_file(path: Path, binding: ExpectedSignature | None = None) -> Verification:
-    with signed_library.mapped(path) as data:
+    with signed_library.map_file(path) as data:
         return verify(data, binding)
 
 

@@ -21,8 +21,8 @@ from ci.suite.accuracy import (
     below_floor,
     cost_rule,
     required_of,
+    round_figures,
     round_to_worse,
-    rounded,
 )
 from ci.suite.suite_file import THRESHOLD_NAMES, Thresholds, accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
@@ -253,14 +253,14 @@ def threshold_values(thresholds: Mapping[str, float]) -> Values:
     return {row: thresholds.get(name) for name, row in THRESHOLD_NAMES.items()}
 
 
-def derived(
+def derive_thresholds(
     names: Collection[str], rows: Sequence[Mapping[str, float]], margin_db: float
 ) -> dict[str, float]:
     """Each figure's threshold: the worst figure of all chips minus the margin, or NaN if a chip has no
     figure. Derived from the stored figures.
 
     A top-1 agreement of zero cannot be missed, so it gives no threshold."""
-    rows = [rounded(figures) for figures in rows]
+    rows = [round_figures(figures) for figures in rows]
     values = {}
     for name in names:
         measured = [figures.get(name, math.nan) for figures in rows]
@@ -282,7 +282,7 @@ def low_figures(
     names = [name for name in bounds if name in figures and name not in demanded]
     if "slice_sqnr_db" in names and "slice_sqnr_db" not in below_floor(figures, kind):
         names.remove("slice_sqnr_db")
-    thresholds = derived(names, [figures], margin_db)
+    thresholds = derive_thresholds(names, [figures], margin_db)
     return [
         name
         for name, value in thresholds.items()

@@ -174,10 +174,10 @@ def compare(
 
     `pairs` compare with the float model, `reference` with the quantized model. Raises Unusable if a value is
     NaN or infinite; with `non_finite`, only if the expected array differs there."""
-    return compared(pairs, reference, non_finite=non_finite)[0]
+    return compare_with_slices(pairs, reference, non_finite=non_finite)[0]
 
 
-def compared(
+def compare_with_slices(
     pairs: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
 ) -> tuple[dict[str, float], list[str]]:
     """Do what `compare` does; also return a line on each part of an output that is lost, or constant in the
@@ -288,7 +288,7 @@ def add_samples(words: str, each_db: Sequence[float]) -> str:
     return f"{words} ({samples})" if samples else words
 
 
-def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+def round_figures(figures: Mapping[str, float]) -> dict[str, float]:
     """Round figures as a baseline stores them. None becomes better than measured, so thresholds derived from
     them hold."""
     return {name: round_to_worse(name, value) for name, value in figures.items()}
@@ -551,7 +551,9 @@ def bounds_of(
     return {} if thresholds is None else floors(figures, kind) | thresholds.model_dump(exclude_none=True)
 
 
-def missed(thresholds: Thresholds | None, figures: Mapping[str, float], kind: str = "") -> list[Missed]:
+def missed_thresholds(
+    thresholds: Thresholds | None, figures: Mapping[str, float], kind: str = ""
+) -> list[Missed]:
     """The missed thresholds. A figure that is absent or NaN misses its threshold."""
     misses = []
     for name, bound in bounds_of(thresholds, figures, kind).items():

@@ -247,7 +247,7 @@ def verdict_of_one_model(
     """Judge a program like a suite's program that has no thresholds of its own. An empty `divergence`, which
     is a command, means that the program is the quantized model itself."""
     all_figures = figures if divergence else {**figures, "reference_sqnr_db": math.inf}
-    low = accuracy.missed(Thresholds(), all_figures, evidence.kind)
+    low = accuracy.missed_thresholds(Thresholds(), all_figures, evidence.kind)
     misses = low or below_usual(evidence.kind, all_figures)
     wrong, warnings = list[Finding](), [*filter(None, [nearly_constant(figures, slices)])]
     if evidence.suspected and chip_differs(misses, all_figures):
@@ -268,7 +268,7 @@ def is_of_chip(figures: Mapping[str, float], kind: str) -> bool | None:
     """Whether the chip computes something else, rather than quantizing losing accuracy. None if the figures
     are healthy, if there are no floats, or if only a slice is lost: an operator's whole output says nothing
     about a slice."""
-    misses = accuracy.missed(Thresholds(), figures, kind) or below_usual(kind, figures)
+    misses = accuracy.missed_thresholds(Thresholds(), figures, kind) or below_usual(kind, figures)
     misses = [miss for miss in misses if miss.figure != SLICE]
     if "sqnr_db" not in figures or not misses:
         return None
@@ -324,7 +324,7 @@ def below_usual_of(
     """Warn about figures below the usual ones, unless the suite accepts them or they miss a threshold too."""
     thresholds, misses = program.thresholds, below_usual(program.run.kind, figures)
     agreed = thresholds is None or thresholds.sqnr_db is not None
-    if misses and not agreed and not accuracy.missed(thresholds, figures, program.run.kind):
+    if misses and not agreed and not accuracy.missed_thresholds(thresholds, figures, program.run.kind):
         causes = causes_of()
         message = accuracy_message(misses, figures, causes)
         fix = accuracy_fix(misses, figures, divergence, "", causes=causes)

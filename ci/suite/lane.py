@@ -18,7 +18,7 @@ from ci.suite.stage import (
     Plan,
     Results,
     Verdict,
-    accepted,
+    accept_values,
     choose,
     finish,
     report,
@@ -170,14 +170,14 @@ def run_suite(lane: Lane[P, L], stage_name: str, options: StageOptions) -> int:
     ]
     codes = list[int]()
     results: dict[str, Mapping[str, Result]] = {}
-    with _reported(waiting, selection):
+    with _report_errors(waiting, selection):
         plan = lane.plan(lane.chosen(options.choice, selection), options, stages)
         while waiting:
             stage, own = waiting[0].run, waiting[0].own
             if codes:
                 stage.begin()
             lane.work(plan, results, own.last_step)
-            plan = accepted(options.accept, lane.suites, plan, own.measured(plan, results), stage)
+            plan = accept_values(options.accept, lane.suites, plan, own.measured(plan, results), stage)
             _judge(lane, plan, results, waiting[0])
             del waiting[0]
             codes.append(finish(stage, selection, lacking=own.lacking(stage.findings)))
@@ -185,7 +185,7 @@ def run_suite(lane: Lane[P, L], stage_name: str, options: StageOptions) -> int:
 
 
 @contextmanager
-def _reported(waiting: Sequence[_StageReport[P, L]], selection: Selection) -> Iterator[None]:
+def _report_errors(waiting: Sequence[_StageReport[P, L]], selection: Selection) -> Iterator[None]:
     """Write an error into the reports of all stages that still wait for their verdict."""
     try:
         yield
@@ -203,7 +203,7 @@ def _judge(lane: Lane[P, L], plan: L, results: Results, stage_report: _StageRepo
     for program in lane.suites.own(plan.programs):
         own_results = results_of_program(program, results)
         given = [judgement.verdict(plan, program, own_results) for judgement in judgements]
-        if verdict := _joined(given):
+        if verdict := _join_verdicts(given):
             verdicts[program.name] = verdict
     report(stage, lane.suites, plan, verdicts, results)
     for judgement in judgements:
@@ -212,7 +212,7 @@ def _judge(lane: Lane[P, L], plan: L, results: Results, stage_report: _StageRepo
         stage.metrics |= remarks.metrics
 
 
-def _joined(verdicts: Sequence[Verdict | None]) -> Verdict | None:
+def _join_verdicts(verdicts: Sequence[Verdict | None]) -> Verdict | None:
     """Return the last verdict, with the findings of all. What two of them say is said as the later one says
     it."""
     if verdicts[-1] is None:

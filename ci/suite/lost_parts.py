@@ -96,7 +96,7 @@ class _Compared:
         def slices(numbers: Any) -> Any:
             return (slice(None),) * axis + (numbers,)
 
-        def lost(numbers: Any) -> Iterator[OutputPart]:
+        def lost_parts(numbers: Any) -> Iterator[OutputPart]:
             part = self.part(title_of(numbers), slices(numbers), axis)
             if part.sqnr_db is not None and part.sqnr_db < self.least:
                 yield part
@@ -121,7 +121,7 @@ class _Compared:
         noisy |= dead & (noise * right.sum() >= NOISIER * noise[right].sum())
         for several in (few | weak, noisy & ~few & ~weak):
             if several.any():
-                yield from lost(numpy.flatnonzero(several))
+                yield from lost_parts(numpy.flatnonzero(several))
         if (rest := below & ~few & ~weak & ~noisy).any():
             worst = decibels(1.0, float((noise[rest] / power[rest]).max()))
             yield OutputPart(

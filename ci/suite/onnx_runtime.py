@@ -126,7 +126,7 @@ def run_on_cpu(model: OnnxModel, samples: Iterable[Sample]) -> list[Sample]:
     return [run(session, sample) for sample in samples]
 
 
-def folded(model: OnnxModel) -> onnx.ModelProto:
+def fold_constants(model: OnnxModel) -> onnx.ModelProto:
     """Copy the model without the nodes that do not depend on inputs, so that the shapes of all values can be
     inferred."""
     options = session_options()
@@ -143,7 +143,7 @@ def failing(message: str, *fixes: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        fix = join_fixes([*fixes, explained(str(error))])
+        fix = join_fixes([*fixes, explain_codes(str(error))])
         raise CheckFailed(f"{message}: {message_of(error)}", fix=fix) from error
 
 
@@ -153,7 +153,7 @@ def message_of(error: Exception) -> str:
     return text[:600] or type(error).__name__
 
 
-def explained(message: str, *refused: Refusal) -> str:
+def explain_codes(message: str, *refused: Refusal) -> str:
     """The command that explains the error codes; empty if none is known."""
     codes = dict.fromkeys(str(code.code) for code in read(message).codes)
     codes |= dict.fromkeys(str(row.code.code) for row in refused)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from provisioning.base.commands import Fix, add_flags, repeated
+from provisioning.base.commands import Fix, add_flags, repeat_flag
 from provisioning.base.errors import UnknownName, UsageError
 
 
@@ -148,7 +148,9 @@ def refuse_several(text: str) -> None:
     if len(names) > 1:
         raise UsageError(
             f"{text!r} names {len(names)} precisions",
-            fix=Fix("write each by itself: {}; in a suite, a run for each", repeated("--precision", names)),
+            fix=Fix(
+                "write each by itself: {}; in a suite, a run for each", repeat_flag("--precision", names)
+            ),
         )
 
 

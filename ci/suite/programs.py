@@ -213,13 +213,15 @@ class Program:
 
     @property
     def order(self) -> ProgramOrder:
-        case, case_of_model = _parted(self.case, self.case.judged_later, self.case.of_model)
-        run, run_of_model = _parted(self.run, self.run.judged_later, self.run.of_model)
+        case, case_of_model = _part_fields(self.case, self.case.judged_later, self.case.of_model)
+        run, run_of_model = _part_fields(self.run, self.run.judged_later, self.run.of_model)
         places = str(self.search_path), str(self.working_folder)
         return ProgramOrder(case, run, self.soc, case_of_model, run_of_model, *places)
 
 
-def _parted(model: Model, judged_later: Collection[str], of_model: Collection[str]) -> tuple[Fields, Fields]:
+def _part_fields(
+    model: Model, judged_later: Collection[str], of_model: Collection[str]
+) -> tuple[Fields, Fields]:
     """Split the fields into those that decide a result and those that identify its model."""
     fields = model.model_dump(mode="json", exclude={*judged_later})
     deciding = {name: value for name, value in fields.items() if name not in of_model}
@@ -241,13 +243,13 @@ def add_accepted(programs: Sequence[P]) -> list[P]:
     ]
 
 
-def _named(programs: Sequence[Program], word: str) -> set[str]:
+def _names_matching(programs: Sequence[Program], word: str) -> set[str]:
     """The program of this name, or those of this run, as messages print them: another name may contain the
     word."""
     return {program.name for program in programs if word in (program.name, f"{program.run_name}/")}
 
 
-def _tagged(programs: Sequence[Program], tag: str) -> set[str]:
+def _names_with_tag(programs: Sequence[Program], tag: str) -> set[str]:
     return {program.name for program in programs if tag in program.run.tags}
 
 
@@ -353,8 +355,10 @@ class Suites(LaneForm, Generic[P]):
         Every value must match a program: a misspelt one must not pass."""
         names = {program.name for program in programs}
         known_tags = {tag for program in programs for tag in program.run.tags}
-        of_tags = {tag: _tagged(programs, tag) for tag in tags}
-        of_words = {word: _named(programs, word) or set(filter(matcher([word]), names)) for word in words}
+        of_tags = {tag: _names_with_tag(programs, tag) for tag in tags}
+        of_words = {
+            word: _names_matching(programs, word) or set(filter(matcher([word]), names)) for word in words
+        }
         for flag, matches, choices, kind in (
             ("--tag", of_tags, known_tags, "tags"),
             ("-k", of_words, names, "programs"),

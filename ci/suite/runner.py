@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ci.work.outcome import how_it_ended, tail, trouble_of_ending
 from ci.work.request import File, irrelevant
-from provisioning.base.commands import Fix, interviewed
+from provisioning.base.commands import Fix, interview
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.base.stage_run import require_stage
@@ -65,7 +65,7 @@ class Runner:
         """Return the runner in this file, which lists its flags; `again` builds one.
 
         Raises EnvironmentLacking if it does not start."""
-        process = interviewed([str(path), "--help"], 60)
+        process = interview([str(path), "--help"], 60)
         dialects = [dialect for dialect in (OURS, EXECUTORCHS) if dialect.figures in process.stdout]
         if not dialects:
             words = "; ".join((process.stderr or process.stdout).strip().splitlines()[-2:])
@@ -193,6 +193,6 @@ def _is_of_another(executorch: Executorch) -> bool:
     runner = executorch.runner(DIST)
     if not runner.is_file() or executorch.build is not None:
         return True
-    printed = interviewed([str(runner), "--version"], 60).stdout
+    printed = interview([str(runner), "--version"], 60).stdout
     linked = re.search(r"for ExecuTorch (\S+)", printed)
     return linked is None or linked[1] != importlib.import_module("executorch.version").__version__

@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ci.models.own_packages import OF_LOCK, Needs, OwnPackages, installed, locked_versions
-from ci.models.projects import contradicted, dependencies_of, nearest_project, version_at_hand
-from ci.suite.accepted import derived, load_baseline, load_tolerances, low_figures, threshold_values
+from ci.models.own_packages import OF_LOCK, Needs, OwnPackages, install_packages, locked_versions
+from ci.models.projects import contradictions, dependencies_of, nearest_project, version_at_hand
+from ci.suite.accepted import derive_thresholds, load_baseline, load_tolerances, low_figures, threshold_values
 from ci.suite.accuracy import METRIC, MetricFigures, below_floor, describe_figures
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.options import Choice, shard_named
@@ -25,14 +25,14 @@ from ci.suite.programs import P, Program, Suites, add_accepted
 from ci.suite.suite_file import accepted_path
 from ci.work.cached_steps import Step, WorkPlan, run_step
 from ci.work.digests import Digests
-from ci.work.jobs import Job, Line, failed
+from ci.work.jobs import Job, Line, failed_line
 from ci.work.outcome import MACHINE, Failure, Result, TaskOutcome
 from ci.work.plain import read
 from ci.work.results import digest_of
 from ci.work.schedule import ChildTask, Home, run
 from provisioning.accepted_file import Values
 from provisioning.base import rendering
-from provisioning.base.commands import Fix, quoted
+from provisioning.base.commands import Fix, quote_command
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.settings import BUILDS_TREE, DEFAULT_TARGET, Selection, profile_flags
@@ -109,7 +109,7 @@ def choose(
 def packages_of(programs: Iterable[Program], store: Path) -> dict[Needs, OwnPackages]:
     """Return the packages that the suites of these programs name, and install those that are missing."""
     needed = dict.fromkeys(program.needs for program in programs)
-    return {needs: installed(needs, store) for needs in needed}
+    return {needs: install_packages(needs, store) for needs in needed}
 
 
 def show_list(programs: Sequence[Program]) -> int:
@@ -119,7 +119,7 @@ def show_list(programs: Sequence[Program]) -> int:
     return 0
 
 
-def accepted(is_asked: bool, suites: Suites[P], plan: L, values: MeasuredValues, stage: StageRun) -> L:
+def accept_values(is_asked: bool, suites: Suites[P], plan: L, values: MeasuredValues, stage: StageRun) -> L:
     """Accept the measured values if the user asks for it; returns the plan with the accepted values. Runs
     that their suites no longer have are dropped."""
     if not is_asked:
@@ -191,7 +191,7 @@ def thresholds_of(
         if first.thresholds is None or not of_run:
             continue
         title = f"{name} keeps its thresholds"
-        bounds = derived(accepted_figures(first, of_run), of_run, margin_db)
+        bounds = derive_thresholds(accepted_figures(first, of_run), of_run, margin_db)
         if socs := [program.soc for program in programs_of_run if program.name not in figures]:
             verb = "was" if len(socs) == 1 else "were"
             notes.append((f"{title}: {', '.join(socs)} {verb} not measured", again(first)))
@@ -315,7 +315,7 @@ def _retry_with_project(
         answers = run_step(step, programs, own)
         module = next(filter(None, map(_missing_module, answers.values())), "")
     fix = advice(needs, module)
-    return {name: _advised(result, fix) for name, result in answers.items()}
+    return {name: _add_advice(result, fix) for name, result in answers.items()}
 
 
 def packages_of_project(needs: Needs, module: str, store: Path) -> OwnPackages | None:
@@ -326,9 +326,9 @@ def packages_of_project(needs: Needs, module: str, store: Path) -> OwnPackages |
         return None
     sys.stderr.write(f"{module} is not installed: taking the packages of {project} (or --no-project)\n")
     pins = {name: pin for name, pin in locked_versions().items() if name in OF_LOCK}
-    for text, name, pin in contradicted(dependencies_of(project), pins):
+    for text, name, pin in contradictions(dependencies_of(project), pins):
         sys.stderr.write(f"its {text} does not count: {name} is {pin}\n")
-    _WITH_PROJECT[needs] = installed(replace(needs, project=project, is_lenient=True), store)
+    _WITH_PROJECT[needs] = install_packages(replace(needs, project=project, is_lenient=True), store)
     return _WITH_PROJECT[needs]
 
 
@@ -340,7 +340,7 @@ def advice(needs: Needs, module: str) -> Fix:
     )
 
 
-def _advised(result: Result, fix: Fix) -> Result:
+def _add_advice(result: Result, fix: Fix) -> Result:
     if result.failure is None or not _missing_module(result):
         return result
     return replace(result, failure=replace(result.failure, fix=fix))
@@ -402,7 +402,7 @@ def _log(plan: Plan, name: str) -> Path:
 
 def _line(name: str, outcome: TaskOutcome) -> Line:
     if isinstance(outcome, Failure):
-        return failed(f"{outcome.kind}: {outcome.message}")
+        return failed_line(f"{outcome.kind}: {outcome.message}")
     return Line("measured", describe_figures(read(MetricFigures, outcome).figures))
 
 
@@ -457,7 +457,7 @@ def _require_found(executorch: Executorch) -> None:
         if place.absolute().is_relative_to(home.absolute()):
             continue
         is_on_path = str(place.parent) in os.environ.get(PYTHON_PATH, "").split(os.pathsep)
-        uninstall = quoted(sys.executable, "-m", "pip", "uninstall", EXECUTORCH)
+        uninstall = quote_command(sys.executable, "-m", "pip", "uninstall", EXECUTORCH)
         raise EnvironmentLacking(
             f"Python finds executorch in {place}, expected it below {home}",
             fix=f"leave {place.parent} out of {PYTHON_PATH}"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ci.work.jobs import Job, Line, WorkOptions
 from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of, trouble_of_error
 from ci.work.plain import Facts, read
-from ci.work.request import key_of, sent
-from ci.work.results import CachedResults, ExportReply, Key, Lines, relocated, surroundings
+from ci.work.request import key_of, sent_request
+from ci.work.results import CachedResults, ExportReply, Key, Lines, relocate_lines, surroundings
 from ci.work.schedule import ChildTask, Exports, Home, run
 from ci.work.template import TEMPORARY
 from provisioning.base.errors import ToolkitError
@@ -219,7 +219,7 @@ class _StepRun(Generic[P]):
 
     def _cached_result(self, state: _ProgramState[P], key: Key) -> Result | None:
         cached = self._cached.find(key)
-        facts = relocated(cached.facts, cached.facts.get("lines", {}), state.lines) if cached else None
+        facts = relocate_lines(cached.facts, cached.facts.get("lines", {}), state.lines) if cached else None
         if not cached or facts is None:
             return None
         result = replace(self._result(state, facts), folder=cached.folder, cached=True)
@@ -242,7 +242,7 @@ class _StepRun(Generic[P]):
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         export = step.export(state.program).name if step.export else ""
-        request = sent(step.request(state.program))
+        request = sent_request(step.request(state.program))
         folders = {
             "into": str(state.folder.absolute()),
             "scratch": str(self._scratch / "programs" / name),

@@ -82,13 +82,13 @@ def table() -> Variables:
     return load(MANIFESTS / "variables.toml", Variables)
 
 
-def closed(environ: Mapping[str, str]) -> dict[str, str]:
+def closed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker whose stage has `environ`. The variables that its lane and suite declare
     are added later."""
-    return {**table().fixed, **declared(table().passed, environ)}
+    return {**table().fixed, **declared_variables(table().passed, environ)}
 
 
-def declared(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+def declared_variables(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in names if name in environ}
 
 
@@ -113,7 +113,7 @@ def doing(activity: str) -> None:
             (own_folder / DOING).write_text(activity, encoding="utf-8")
 
 
-def logged(answer: Answer, order: Order) -> dict[str, object]:
+def log_answer(answer: Answer, order: Order) -> dict[str, object]:
     log = order.get("log")
     try:
         with output_to(Path(log)) if log else contextlib.nullcontext():

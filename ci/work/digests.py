@@ -127,7 +127,7 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
     return tuple(folder for folder in (*own, *site.getsitepackages(), *user) if Path(folder).is_dir())
 
 
-def installed(
+def digests_of_installed(
     folders: tuple[str, ...], search: list[str], store: Path, projects: tuple[Path, ...] = ()
 ) -> dict[str, str]:
     """The part of every key that describes these folders of distributions and the folders of PYTHONPATH.

@@ -131,7 +131,7 @@ class Line:
     """The seconds without waiting; None means as long as the slot was taken."""
 
 
-def failed(note: str) -> Line:
+def failed_line(note: str) -> Line:
     return Line("FAILED!", note)
 
 

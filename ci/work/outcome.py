@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
-from ci.work.jobs import Line, failed
+from ci.work.jobs import Line, failed_line
 from ci.work.plain import Facts
 from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError, causes
@@ -283,7 +283,7 @@ class Failure:
         if trouble := trouble_of_places(places) or trouble_of_ending("process", code, words):
             return cls.of(trouble, log)
         ending = f"the process {how_it_ended(code)}" + (f"; its last words: {words[-400:]}" if words else "")
-        message, fix = _explained(ending, log)
+        message, fix = _explain_log(ending, log)
         # What is to be read, such as frames, is in the log.
         return cls("crash", message, join_fixes([fix, session("diagnose", log)]), log, ending=ending)
 
@@ -296,7 +296,7 @@ class Failure:
         if cpu_seconds < BUSY * limit:
             sentence += f": it computed for {cpu_seconds:.1f} s, and waited while a processor was free"
             fix = "find what the model's code waits for: an answer, a lock, a server, a sleep"
-        message, _ = _explained(sentence, log)
+        message, _ = _explain_log(sentence, log)
         longer = f"give it longer with {flag}" if flag else ""
         return cls("timeout", message, join_fixes([fix, longer], "; or "), log)
 
@@ -339,7 +339,7 @@ def task_outcome(document: dict[str, Any], log: Path, places: Iterable[Path]) ->
     return Failure.refused(Refused(document["error"]), log) if "error" in document else document
 
 
-def _explained(sentence: str, log: Path) -> tuple[str, str]:
+def _explain_log(sentence: str, log: Path) -> tuple[str, str]:
     """Add to the sentence what is known about the last words of a log; also return the fix."""
     from ci.diagnose.logs import nearest
 
@@ -368,7 +368,7 @@ class Result:
 
 def line_of(result: Result) -> Line:
     """The line of a job. For a failure it only shows the kind: the error follows, or is in the report."""
-    return failed(result.failure.kind) if result.failure else Line("done")
+    return failed_line(result.failure.kind) if result.failure else Line("done")
 
 
 VARIES = re.compile(

@@ -81,7 +81,7 @@ def _read_from_path(kind: Callable[[str], object], handler: GetCoreSchemaHandler
     return core_schema.no_info_after_validator_function(kind, handler(str))
 
 
-def sent(request: DataclassInstance) -> dict[str, object]:
+def sent_request(request: DataclassInstance) -> dict[str, object]:
     """Turn the request into the JSON that a worker receives; a file and a folder become their paths."""
     return {field.name: _plain(getattr(request, field.name)) for field in fields(request)}
 
@@ -94,13 +94,13 @@ def _plain(value: object) -> object:
             return {str(name): _plain(inner) for name, inner in value.items()}
         case list() | tuple():
             return [_plain(inner) for inner in value]
-    return sent(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return sent_request(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def key_of(request: DataclassInstance, digest: Digest) -> dict[str, Metric]:
     """The part of a key that comes from a request, by the names of its fields."""
     return {
-        field.name: _shortened(_deciding(getattr(request, field.name), digest))
+        field.name: _shorten(_deciding(getattr(request, field.name), digest))
         for field in fields(request)
         if IRRELEVANT not in field.metadata
     }
@@ -125,7 +125,7 @@ def _deciding(value: object, digest: Digest) -> Metric:
     raise TypeError(f"a request has {value!r}: expected a plain value, a File or a Folder")
 
 
-def _shortened(value: Metric) -> Metric:
+def _shorten(value: Metric) -> Metric:
     text = json.dumps(value)
     return value if len(text) <= LONG else hashlib.sha256(text.encode()).hexdigest()
 

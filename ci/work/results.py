@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.work.child import SYSTEM, table
-from ci.work.digests import Digests, installed, site_folders
+from ci.work.digests import Digests, digests_of_installed, site_folders
 from ci.work.plain import Facts
 from ci.work.request import files_below
 from provisioning.base.files import hash_file, replace_text
@@ -129,7 +129,7 @@ class CachedResults:
         before, now = dict(flat(document["key"])), dict(flat(json.loads(json.dumps(dict(key)))))
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name):
-                return f"{name}: {_abbreviated(before.get(name))} → {_abbreviated(now.get(name))}"
+                return f"{name}: {_abbreviate(before.get(name))} → {_abbreviate(now.get(name))}"
         return "its cached result is gone, damaged, or passes no more"
 
     def digest(self, path: Path) -> str:
@@ -189,7 +189,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _abbreviated(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
@@ -269,7 +269,7 @@ def surroundings(
         "python": python_name(),
         "processor": processor(),
         "variables": {name: environ[name] for name in table().fixed if name in environ},
-        "packages": dict(installed(folders, search, store, projects)),
+        "packages": dict(digests_of_installed(folders, search, store, projects)),
         "PYTHONPATH": code,
         "LD_LIBRARY_PATH": libraries,
         "toolkit": toolkit(),
@@ -324,7 +324,7 @@ class ExportReply:
     """The libraries that its process has loaded from outside its Python's environment and the system."""
 
 
-def relocated(facts: Facts, old_lines: Lines, new_lines: Lines) -> Facts | None:
+def relocate_lines(facts: Facts, old_lines: Lines, new_lines: Lines) -> Facts | None:
     """Replace the lines in facts by those where the nodes are now. None if two nodes of one old line are on
     different lines now: a text does not say which node it means."""
     replacements: dict[str, str] = {}
@@ -340,15 +340,15 @@ def relocated(facts: Facts, old_lines: Lines, new_lines: Lines) -> Facts | None:
     names = "|".join(map(re.escape, sorted(changes, key=len, reverse=True)))
     pattern = re.compile(rf"(?<![\w/.])(?:{names})(?!\w)")
 
-    def replaced(value: Any) -> Any:
+    def replace_lines(value: Any) -> Any:
         if isinstance(value, str):
             alone = changes.get(f"`{value}`")
             return alone.strip("`") if alone else pattern.sub(lambda match: changes[match[0]], value)
         if isinstance(value, dict):
-            return {name: replaced(inner) for name, inner in value.items()}
+            return {name: replace_lines(inner) for name, inner in value.items()}
         if isinstance(value, list):
-            return [*map(replaced, value)]
+            return [*map(replace_lines, value)]
         return value
 
-    texts = {name: replaced(value) for name, value in facts.items() if name != "lines"}
+    texts = {name: replace_lines(value) for name, value in facts.items() if name != "lines"}
     return {**texts, "lines": dict(new_lines)}

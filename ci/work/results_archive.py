@@ -74,7 +74,7 @@ def unpack(archive: Path, top: Path) -> Unpacked:
     try:
         with archive.open("rb") as stream:
             times = dict(_members(stream, staging))
-        return _taken(staging, top, times)
+        return _take_results(staging, top, times)
     except (OSError, ValueError, EOFError, tarfile.TarError) as error:
         return Unpacked(problem=f"{type(error).__name__}: {error}")
     finally:
@@ -101,7 +101,7 @@ def _members(stream: BufferedIOBase, into: Path) -> Iterator[tuple[str, float]]:
             yield member.name, member.mtime
 
 
-def _taken(staging: Path, top: Path, times: dict[str, float]) -> Unpacked:
+def _take_results(staging: Path, top: Path, times: dict[str, float]) -> Unpacked:
     """Move complete results to their places; a result that is already there stays, and gets the later
     time."""
     results, refused, now = 0, 0, time.time()

@@ -127,7 +127,7 @@ def _serve(control: socket.socket) -> None:
 
 def _fork_for(folder: Path, files: Sequence[int], open_files: Sequence[socket.socket | _Fork]) -> _Fork:
     channel, *orders = (socket.socket(fileno=number) for number in files)
-    process = _forked(partial(_work, folder, channel, orders, open_files))
+    process = _start_fork(partial(_work, folder, channel, orders, open_files))
     for control in orders:
         control.close()
     return _Fork(process, channel, os.pidfd_open(process))
@@ -147,7 +147,7 @@ def _report_end(fork: _Fork, siblings: Collection[int]) -> None:
     fork.close()
 
 
-def _forked(work: Callable[[], object]) -> int:
+def _start_fork(work: Callable[[], object]) -> int:
     """Fork a process that does this work and nothing else, and ends with its parent."""
     child.flush_output()
     process = os.fork()
@@ -198,7 +198,7 @@ def _work(
 
 
 def _reply_of(work: child.Answer, request: Mapping[str, object], file: Path) -> dict[str, object]:
-    reply = child.logged(work, dict(request))
+    reply = child.log_answer(work, dict(request))
     file.write_text(json.dumps(reply), encoding="utf-8")
     child.flush_output()
     return reply
@@ -209,7 +209,7 @@ def run_in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, 
     on."""
     with tempfile.TemporaryDirectory(prefix="part-") as folder:
         reply = Path(folder, REPLY)
-        process = _forked(partial(_reply_of, part, request, reply))
+        process = _start_fork(partial(_reply_of, part, request, reply))
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         return reply_of(code, reply)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import tomlkit
 
-from ci.work.child import closed
+from ci.work.child import closed_environment
 from lab.stage import logged, stage_run
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
-from provisioning.base.commands import Fix, captured, join_fixes, session
+from provisioning.base.commands import Fix, capture, join_fixes, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
@@ -96,10 +96,10 @@ def _run(
 ) -> FaultRun:
     lane, log = "onnx" if fault.lane == "onnx" else "executorch", folder / f"{fault.id}.log"
     python = PythonEnvironments(environments_folder(), print).interpreter(lane)
-    variables, version = closed(environ), ""
+    variables, version = closed_environment(environ), ""
     if lane == "executorch":
         resolved = resolve(selection, environ)
-        variables = closed(resolved.merged(environ))
+        variables = closed_environment(resolved.merged(environ))
         library = resolved.root(QNN_SDK).path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
         version = version_in(next(iter(build_ids(library)), ""))
     if fault.product != "qnn":
@@ -119,7 +119,7 @@ def _run(
 def _version(python: str, package: str) -> str:
     """Of what an interpreter has; empty if it has none."""
     script = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
-    return captured([python, "-c", script]).stdout.strip()
+    return capture([python, "-c", script]).stdout.strip()
 
 
 def said(printed: str, code: int) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from provisioning.base.command_line import add_timeout, repeatable, switch, valued
+from provisioning.base.command_line import add_timeout, add_valued, repeatable, switch
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--accept",
         "accept the results: write manifests/accepted/golden.json and docs/upgrades.md",
     )
-    valued(
+    add_valued(
         parser, "--keep", "DIR", "use the programs in DIR, and compile and keep only missing ones", type=Path
     )
     add_timeout(parser, "a step", 300)

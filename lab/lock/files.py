@@ -22,7 +22,7 @@ from pydantic import AfterValidator, Field, RootModel, StringConstraints
 
 from provisioning import pip_settings
 from provisioning.base import toml
-from provisioning.base.commands import Fix, captured
+from provisioning.base.commands import Fix, capture
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import ManifestError, UpstreamError, UsageError
 from provisioning.base.files import replace_text
@@ -204,7 +204,7 @@ def uv_pip_compile(
         command += ["--universal", "--python-version", OLDEST_PYTHON, "--python", sys.executable]
         command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
         environ = {**os.environ, **pip_settings.uv_variables(os.environ, portable=portable)}
-        done = captured([*command, *pip_settings.uv_flags(os.environ), *flags], cwd=folder, env=environ)
+        done = capture([*command, *pip_settings.uv_flags(os.environ), *flags], cwd=folder, env=environ)
         answer = done.stderr.strip()
         if "unsatisfiable" in answer or "No solution found" in answer:
             message = f"{', '.join(requirements)} cannot be resolved:\n{answer}"

@@ -14,7 +14,7 @@ from ci.models.shipped.vision import (
     EncoderLayer,
     Inputs,
     images,
-    settled,
+    settle,
 )
 
 
@@ -53,7 +53,7 @@ class Segmenter(Classifies):
 
 def segmenter(width: int = 16, size: int = 64, classes: int = 21) -> tuple[nn.Module, Inputs]:
     inputs = images(size)
-    return settled(Segmenter(width, classes), inputs), inputs
+    return settle(Segmenter(width, classes), inputs), inputs
 
 
 class PostNormLayer(EncoderLayer):

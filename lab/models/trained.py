@@ -48,9 +48,9 @@ def characters(outputs: Outputs, floats: Outputs) -> float:
     """The share of characters that are read right: one less the edits that they need. Spaces do not count."""
     import onnx
 
-    from ci.models.wheels import located
+    from ci.models.wheels import locate_file
 
-    model = onnx.load(str(located(RECOGNIZES, Path())))
+    model = onnx.load(str(locate_file(RECOGNIZES, Path())))
     names = {row.key: row.value for row in model.metadata_props}["character"].splitlines()
     alphabet = ["", *names, " "]
     wrong = total = 0

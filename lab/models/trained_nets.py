@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ci.models.factory import seed_of
 from ci.models.shipped.vision import Inputs
-from ci.models.wheels import located
+from ci.models.wheels import locate_file
 from lab.models import drawn
 from lab.models.trained import Outputs
 
@@ -55,7 +55,7 @@ class Crepe(nn.Module):
 
 def pitch(weights: str) -> tuple[nn.Module, Inputs]:
     model = Crepe()
-    model.load_state_dict(torch.load(located(weights, Path()), weights_only=True))
+    model.load_state_dict(torch.load(locate_file(weights, Path()), weights_only=True))
 
     def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
         return (torch.from_numpy(_tone(generator.initial_seed())[0]),)
@@ -98,7 +98,7 @@ class VoiceEncoder(nn.Module):
 
 def voice(weights: str, frames: int = 160) -> tuple[nn.Module, Inputs]:
     model = VoiceEncoder()
-    state = torch.load(located(weights, Path()), map_location="cpu", weights_only=True)["model_state"]
+    state = torch.load(locate_file(weights, Path()), map_location="cpu", weights_only=True)["model_state"]
     model.load_state_dict({name: state[name] for name in model.state_dict()})
     compared = {seed_of("inputs", number): number for number in range(SPEAKERS * SENTENCES)}
 

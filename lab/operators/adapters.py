@@ -23,7 +23,7 @@ from ci.lanes.upstream.adapters import (
     least_db,
     least_of,
     part,
-    rounded,
+    round_figure,
     why_unheld,
 )
 from ci.lanes.upstream.suite import Part
@@ -377,10 +377,10 @@ def part_of(summary: Any, flow: str, measured: TriedModel | None = None) -> Part
     if measured and measured.quantized:
         for name in ("float_db", "quantized_db"):
             figures_of = [getattr(draw, name) for draw in measured.draws]
-            kept[name] = rounded(_median(figures_of) if draws else figures_of[-1])
+            kept[name] = round_figure(_median(figures_of) if draws else figures_of[-1])
         kept["in_float"] = measured.in_float
     if draws:
-        kept["draws"] = [[*map(rounded, draw[:3]), *([True] if draw.refused else [])] for draw in draws]
+        kept["draws"] = [[*map(round_figure, draw[:3]), *([True] if draw.refused else [])] for draw in draws]
     return replace(tested, measured=kept)
 
 

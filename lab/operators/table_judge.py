@@ -9,7 +9,7 @@ from pathlib import Path
 from ci.lanes.upstream.accepted import AcceptedTests, Judge
 from ci.lanes.upstream.stage import UpstreamPlan
 from ci.lanes.upstream.suite import UpstreamVerdict
-from ci.operators.table import IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, key_of, shipped
+from ci.operators.table import IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, key_of, shipped_table
 from ci.suite.accuracy import EQUAL_DB
 from lab.operators.cells import ALONE, result_of_form
 from lab.operators.records import PartsRecord, RecordedPart, record_of_run, recorded
@@ -44,7 +44,7 @@ class LabJudge(Judge):
 class TableJudge(LabJudge):
     """What the table says of the tests of a suite on one chip; what ends by chance alone is accepted."""
 
-    cells: Mapping[str, Rows] = field(default_factory=lambda: rows_by_key(shipped()))
+    cells: Mapping[str, Rows] = field(default_factory=lambda: rows_by_key(shipped_table()))
 
     def is_surprise(self, verdict: UpstreamVerdict) -> bool:
         if self.ends_by_chance(verdict.test):

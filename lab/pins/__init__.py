@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from provisioning.base.command_line import valued
-from provisioning.base.commands import captured, session
+from provisioning.base.command_line import add_valued
+from provisioning.base.commands import capture, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_text, write_named
 from provisioning.base.foreign import visible
@@ -53,16 +53,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     writer = commands.add_parser("write", help="copy the manifests that changed to a folder")
     writer.add_argument("folder", type=Path, metavar="FOLDER")
-    valued(writer, "--only", "PATH", "of this file or folder [%(default)s]", default=FOLDER)
+    add_valued(writer, "--only", "PATH", "of this file or folder [%(default)s]", default=FOLDER)
     applier = commands.add_parser("apply", help="judge what such a folder has, and put it into this clone")
     applier.add_argument("folder", type=Path, metavar="FOLDER")
-    valued(applier, "--text", "FILE", "the pull request's text: judged, and told new packages", type=Path)
+    add_valued(applier, "--text", "FILE", "the pull request's text: judged, and told new packages", type=Path)
     commands.add_parser("denied", help="say what to allow where GitHub opened no pull request")
     teller = commands.add_parser(
         "messages", help="add how many messages the newest QNN build gained and lost to a page"
     )
     teller.add_argument("file", type=Path, metavar="FILE", help="the page (none: only print)")
-    valued(teller, "--list", "FILE", "write the messages there, as JSON", type=Path)
+    add_valued(teller, "--list", "FILE", "write the messages there, as JSON", type=Path)
     lister = commands.add_parser("releases", help="add newer releases, which a person decides on, to a page")
     lister.add_argument("file", type=Path, metavar="FILE", help="the page (none: only print)")
 
@@ -102,7 +102,7 @@ def _add(page: Path, text: str) -> None:
 def write(folder: Path, root: Path, only: str = FOLDER) -> None:
     """Copy the changed files of a clone."""
     command = ["git", "diff", "--name-only", "-z", "--no-renames", "--diff-filter=M", "--", only]
-    done = captured(command, cwd=root, encoding="utf-8")
+    done = capture(command, cwd=root, encoding="utf-8")
     if done.returncode:
         raise UsageError(f"git diff: {done.stderr.strip()}", fix="run it in a clone")
     names = [name for name in done.stdout.split("\0") if name]
@@ -159,7 +159,7 @@ def _judge(name: str, file: Path, root: Path) -> tuple[str, list[str]]:
     kind = next((judge for pattern, judge in KINDS.items() if re.fullmatch(pattern, name)), None)
     if kind is None:
         raise _refused(name, "none of `lock`, `image_pins` and `faults` writes it")
-    listed = captured(["git", "ls-files", "--stage", "--", name], cwd=root, encoding="utf-8").stdout
+    listed = capture(["git", "ls-files", "--stage", "--", name], cwd=root, encoding="utf-8").stdout
     before = root / name
     if not listed.startswith("100644 ") or before.is_symlink() or before.resolve() != root.resolve() / name:
         raise _refused(name, "it is not an ordinary file of this clone")

@@ -12,7 +12,7 @@ from lab.lock.files import resolve
 from provisioning.base.errors import ToolkitError, UpstreamError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ANDROID_NDK
-from provisioning.download import fetch, mirrored
+from provisioning.download import fetch, mirror_of
 from provisioning.manifest import load_profile
 
 PACKAGES = ("executorch", "onnxruntime-qnn")
@@ -52,7 +52,7 @@ def _newest_package(name: str) -> str:
 def _newest_ndk(name: str) -> str:
     with tempfile.TemporaryDirectory(prefix="qnn-ci-releases-") as folder:
         file = Path(folder, "repository.xml")
-        fetch(mirrored(NDK), file, sha256=None, size=None)
+        fetch(mirror_of(NDK), file, sha256=None, size=None)
         versions = _STABLE.findall(file.read_text(encoding="utf-8"))
     if not versions:
         raise UpstreamError(f"{NDK} lists no stable {name}")

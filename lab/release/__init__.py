@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from provisioning.base.command_line import switch, valued
+from provisioning.base.command_line import add_valued, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 
@@ -29,22 +29,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where the repository is: write it and the version wherever they stand, tag that, and say what"
         " its owner does then. Without it, only the files of HEAD are made",
     )
-    valued(parser, "--version", "VERSION", "release ADDRESS as this version [that of pyproject.toml]")
+    add_valued(parser, "--version", "VERSION", "release ADDRESS as this version [that of pyproject.toml]")
     switch(parser, "--check", "write nothing; say what a release still lacks")
-    valued(
+    add_valued(
         parser,
         "--images",
         "FOLDER",
         "write nothing; refuse images, NAME.tar, that may not be published",
         type=Path,
     )
-    valued(parser, "--bills", "FOLDER", "write there what these images are made of, NAME.cdx.json", type=Path)
-    valued(parser, "--published", "JSON", "record the images' references, by name, in published.toml")
+    add_valued(
+        parser, "--bills", "FOLDER", "write there what these images are made of, NAME.cdx.json", type=Path
+    )
+    add_valued(parser, "--published", "JSON", "record the images' references, by name, in published.toml")
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.image.contents import plan_of
-    from ci.image.engine import connected
+    from ci.image.engine import connect_engine
     from lab.release import files, published
     from lab.release.tagging import release_of, tag_release
     from provisioning.base.settings import ROOT, project
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         for name in files.IMAGES:
             files.check_image(args.images / f"{name}.tar", name)
     elif args.bills:
-        with connected() as engine:
+        with connect_engine() as engine:
             for name in files.IMAGES:
                 bill = files.bill_of_image(plan_of(name), engine)
                 (args.bills / f"{name}.cdx.json").write_text(bill, encoding="utf-8")

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING
 from ci.builds.source import bill_item, document, package_url
 from ci.image.contents import ENVIRONMENTS_INSIDE, ImagePlan
 from ci.image.engine import Engine
-from provisioning.base.commands import quoted, session
+from provisioning.base.commands import quote_command, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import empty_folder, hash_file
 from provisioning.base.settings import MANIFESTS, PLACEHOLDER, ROOT, project
@@ -185,7 +185,7 @@ def git_bytes(
         raise EnvironmentLacking("git is not installed", fix="sudo apt-get install git") from None
     if done.returncode:
         raise EnvironmentLacking(
-            f"{quoted(*command)}: {done.stderr.decode(errors='replace').strip()}",
+            f"{quote_command(*command)}: {done.stderr.decode(errors='replace').strip()}",
             fix="release from a git checkout in which you can commit",
         )
     return done.stdout
@@ -213,7 +213,7 @@ def check_image(archive: Path, name: str) -> None:
 def bill_of_image(plan: ImagePlan, engine: Engine) -> str:
     """The Debian packages and Python distributions that the image itself lists."""
     pythons = [
-        quoted(f"{ENVIRONMENTS_INSIDE}/{environment}/bin/python", "-c", LIST_DISTRIBUTIONS)
+        quote_command(f"{ENVIRONMENTS_INSIDE}/{environment}/bin/python", "-c", LIST_DISTRIBUTIONS)
         for environment in plan.environments
     ]
     # One container for all, because starting it takes longest.

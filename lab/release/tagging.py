@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.release.files import git, notes, write_files
-from provisioning.base.commands import quoted, session
+from provisioning.base.commands import quote_command, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import PLACEHOLDER, Project, project
 
@@ -56,7 +56,9 @@ class OwnRelease:
 
     @property
     def withdraw(self) -> str:
-        return f"{quoted('git', 'tag', '-d', self.tag)} && {quoted('git', 'branch', '-D', self.branch)}"
+        no_tag = quote_command("git", "tag", "-d", self.tag)
+        no_branch = quote_command("git", "branch", "-D", self.branch)
+        return f"{no_tag} && {no_branch}"
 
 
 def release_of(address: str, version: str, day: dt.date) -> OwnRelease:
@@ -102,8 +104,8 @@ def tag_release(root: Path, release: OwnRelease) -> str:
     creations = "".join(f"create {name} {commit}\n" for name, commit in references.items())
     git(root, "update-ref", "--stdin", text=creations)
     branch = git(root, "branch", "--show-current").strip() or "main"
-    merge = quoted("git", "merge", "--ff-only", release.branch)
-    push = quoted("git", "push", "--atomic", release.address, f"HEAD:{branch}", release.tag)
+    merge = quote_command("git", "merge", "--ff-only", release.branch)
+    push = quote_command("git", "push", "--atomic", release.address, f"HEAD:{branch}", release.tag)
     return TO_THE_OWNER.format(tag=release.tag, publish=f"{merge} && {push}", withdraw=release.withdraw)
 
 

@@ -30,7 +30,7 @@ from provisioning.base.errors import (
     UsageError,
 )
 from provisioning.base.findings import Edit, Place
-from provisioning.base.foreign import mapped, visible
+from provisioning.base.foreign import map_values, visible
 
 if TYPE_CHECKING:
     import argparse
@@ -169,7 +169,7 @@ def split_json(words: Sequence[str]) -> tuple[list[str], str | None]:
     return rest, place
 
 
-def answered(
+def write_answer(
     verb: str, words: Sequence[str], place: Path | None, work: Callable[[], int], *, starts: bool = False
 ) -> int:
     """The exit code of `work`, with its answer written to `place`, or to standard output.
@@ -178,7 +178,7 @@ def answered(
     global _open
     outer, _open = _open, _Open(verb, words)
     try:
-        with nullcontext(str) if starts else _printed(live=place is not None) as output:
+        with nullcontext(str) if starts else _collect_output(live=place is not None) as output:
             try:
                 code = work()
             except SystemExit as stop:
@@ -198,7 +198,7 @@ def answered(
 
 
 @contextmanager
-def _printed(*, live: bool) -> Iterator[Callable[[], str]]:
+def _collect_output(*, live: bool) -> Iterator[Callable[[], str]]:
     """What is printed meanwhile, and shown only if `live`, as far as this process prints it; else what its
     children print is kept too."""
     sys.stdout.flush()
@@ -254,7 +254,7 @@ def _document(draft: _Open, code: int, output: str) -> str:
     answer = Answer(
         schema=1,
         verb=draft.verb,
-        command=_typed(draft.verb, *draft.words),
+        command=_typed_command(draft.verb, *draft.words),
         python=sys.executable,
         exit_code=code,
         outcome=OUTCOMES.get(code, "fail"),
@@ -262,7 +262,7 @@ def _document(draft: _Open, code: int, output: str) -> str:
         next=next(filter(None, [*(mistake.next for mistake in ranked), draft.facts.get("next", "")]), ""),
         output=output.splitlines(),
     )
-    return json.dumps(mapped({**draft.facts, **asdict(answer)}, _printable), indent=2) + "\n"
+    return json.dumps(map_values({**draft.facts, **asdict(answer)}, _printable), indent=2) + "\n"
 
 
 def _answer_finding(draft: _Open, finding: Finding) -> AnsweredFinding:
@@ -281,11 +281,11 @@ def _answer_finding(draft: _Open, finding: Finding) -> AnsweredFinding:
 def _next(draft: _Open, finding: Finding) -> str:
     """The command that the fix names, or this command as the fix changes it; empty where there is none."""
     if words := draft.corrected.get(finding.message):
-        return _typed(*words)
+        return _typed_command(*words)
     if finding.edit:
-        return _typed(draft.verb, *draft.words)
+        return _typed_command(draft.verb, *draft.words)
     if finding.command:
-        return _typed(*finding.command)
+        return _typed_command(*finding.command)
     fix, flags = finding.fix, _flags(draft.parser) if draft.parser else {}
     if not isinstance(fix, Fix):
         return ""
@@ -296,7 +296,7 @@ def _next(draft: _Open, finding: Finding) -> str:
     for flag in names:
         words = _without(words, flag, takes=flags[flag])
     # In front: behind the words there may be a `--`.
-    return _typed(draft.verb, *fix.flags, *words)
+    return _typed_command(draft.verb, *fix.flags, *words)
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
@@ -317,7 +317,7 @@ def _without(words: Sequence[str], flag: str, *, takes: bool) -> list[str]:
     return rest
 
 
-def _typed(*words: str) -> str:
+def _typed_command(*words: str) -> str:
     return shlex.join(["qnn-ci", *words])
 
 

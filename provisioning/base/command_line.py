@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
 from provisioning.base import answer
-from provisioning.base.commands import Command, Fix, join_fixes, repeated
+from provisioning.base.commands import Command, Fix, join_fixes, repeat_flag
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.errors import (
     INTERNAL,
@@ -34,7 +34,7 @@ from provisioning.base.files import disk_error
 from provisioning.base.foreign import visible
 from provisioning.base.rendering import drop_output, wants_colour
 from provisioning.base.settings import CLONE, user_path
-from provisioning.base.units import aligned, columns, readable
+from provisioning.base.units import align, columns, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Parser(argparse.ArgumentParser):
         if not isinstance(action, argparse._AppendAction):
             return None
         first = self._words.index(flag) + 1
-        return Fix("repeat the flag: {}", repeated(flag, [*self._words[first:place], *values]))
+        return Fix("repeat the flag: {}", repeat_flag(flag, [*self._words[first:place], *values]))
 
     def _path(self, text: str) -> Path:
         if not text:
@@ -231,7 +231,7 @@ def switch(parser: argparse._ActionsContainer, flag: str, help: str) -> None:
     parser.add_argument(flag, action="store_true", help=help)
 
 
-def valued(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, **more: Any) -> None:
+def add_valued(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, **more: Any) -> None:
     """Add a flag with a value."""
     parser.add_argument(flag, metavar=metavar, help=help, **more)
 
@@ -296,7 +296,7 @@ def _unknown_verb(name: str, verbs: Mapping[str, Verb]) -> UsageError:
     begun = [(f"  {verb}", verbs[verb].summary) for verb in sorted(verbs) if verb.startswith(f"{name}_")]
     if len(begun) < 2:
         return UnknownName(message, name, verbs)
-    rows = "\n".join(aligned(begun, columns()))
+    rows = "\n".join(align(begun, columns()))
     return UsageError(f"{message}; these begin so:\n{rows}", fix="type the whole name of one of them")
 
 
@@ -312,18 +312,18 @@ def answering(
     """`guarded`, and with `place` also the answer, of what went wrong too."""
     debug = "--debug" in words
     if place is None:
-        return guarded(work, debug=debug, session=session)
+        return guard(work, debug=debug, session=session)
     # The verb moves on from where the user was.
     file = user_path(place, answer.FLAG, os.environ.get(STARTED_IN, "")).absolute() if place else None
-    return guarded(
-        lambda: answer.answered(
-            verb, words, file, lambda: guarded(work, debug=debug, session=session), starts=starts
+    return guard(
+        lambda: answer.write_answer(
+            verb, words, file, lambda: guard(work, debug=debug, session=session), starts=starts
         ),
         debug=debug,
     )
 
 
-def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None) -> int:
+def guard(work: Callable[[], int], *, debug: bool, session: Fix | None = None) -> int:
     """Turn foreseeable errors into a message, a fix and an exit code.
 
     `session` is the command that runs the same with all packages installed.
@@ -440,7 +440,7 @@ def _red(text: str) -> str:
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
     lines = [f"usage: {program} VERB [options]", "", description, ""]
-    lines += aligned(((f"  {name}", verb.summary) for name, verb in verbs.items()), columns())
+    lines += align(((f"  {name}", verb.summary) for name, verb in verbs.items()), columns())
     return "\n".join([*lines, "", f"`{program} VERB --help` explains each, with examples.", ""])
 
 
@@ -462,7 +462,7 @@ def arguments_of(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def checked(program: str, name: str, verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
+def check_words(program: str, name: str, verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     """Parse a verb's words without running it. If its command line refuses them, so does this."""
     args: argparse.Namespace = _parser(program, name, verb).parse_args(answer.split_json(argv)[0])
     return args

@@ -22,7 +22,7 @@ SPELLED_INSTALLED = "QNN_CI_SPELLED_INSTALLED"
 `qnn-ci`."""
 
 
-def quoted(*words: str | Path) -> str:
+def quote_command(*words: str | Path) -> str:
     """One command, each word quoted where a POSIX shell needs it. Every command we print goes through this.
 
     Placeholders that the user fills in are written in capitals: quoted("rm", "-rf", path), "FILE".
@@ -53,7 +53,7 @@ class Fix(str):
                 pieces.append(tuple(map(str, part)))
             pieces.append(following)
         clone = CLONE and not os.environ.get(SPELLED_INSTALLED)
-        self = super().__new__(cls, _spelled(pieces, clone))
+        self = super().__new__(cls, _spell(pieces, clone))
         self.parts = tuple(part for part in pieces if part)
         return self
 
@@ -65,7 +65,7 @@ class Fix(str):
     @property
     def installed(self) -> str:
         """The text with commands as pages spell them: `qnn-ci VERB …`."""
-        return _spelled(self.parts, False)
+        return _spell(self.parts, False)
 
     @property
     def commands(self) -> list[Command]:
@@ -94,13 +94,13 @@ class Fix(str):
         """Add these flags to each command of provisioning that has none such. `target` is for `env`, which
         without it looks for the host's tree."""
 
-        def selected(command: Command) -> Command:
+        def add_selection_flags(command: Command) -> Command:
             verb, *words = command
             choices = (profile, target if verb == "env" else ()) if verb in OF_PROVISIONING else ()
             flags = [word for flag in choices if flag and flag[0] not in words for word in flag]
             return (verb, *flags, *words)
 
-        return self.map_commands(selected)
+        return self.map_commands(add_selection_flags)
 
     def map_commands(self, change: Callable[[Command], Command]) -> Fix:
         """Return the same text, with each command as `change` returns it."""
@@ -113,17 +113,21 @@ OF_CLONE = ("github", "image", "lock")
 OF_PROVISIONING = ("provision", "validate", "env")
 
 
-def _spelled(parts: Iterable[str | Command], clone: bool) -> str:
-    return "".join(part if isinstance(part, str) else _typed(part, clone) for part in parts)
+def _spell(parts: Iterable[str | Command], clone: bool) -> str:
+    return "".join(part if isinstance(part, str) else _typed_command(part, clone) for part in parts)
 
 
-def _typed(command: Command, clone: bool) -> str:
+def _typed_command(command: Command, clone: bool) -> str:
     verb, *arguments = command
     if verb.startswith("-"):
-        return quoted(*command)
+        return quote_command(*command)
     dashes = ["--"] if arguments else []
     in_clone = clone or verb in OF_CLONE
-    return quoted("nox", "-s", verb, *dashes, *arguments) if in_clone else quoted("qnn-ci", *command)
+    return (
+        quote_command("nox", "-s", verb, *dashes, *arguments)
+        if in_clone
+        else quote_command("qnn-ci", *command)
+    )
 
 
 def _is_placeholder(word: str) -> bool:
@@ -138,7 +142,7 @@ def session(name: str, *arguments: str | Path) -> Fix:
     return Fix("{}", (name, *arguments))
 
 
-def repeated(flag: str, values: Iterable[object] | None) -> list[str]:
+def repeat_flag(flag: str, values: Iterable[object] | None) -> list[str]:
     """Repeat the flag before each of its values that is not None."""
     return [part for value in values or () if value is not None for part in (flag, str(value))]
 
@@ -166,7 +170,7 @@ def join_fixes(fixes: Iterable[str], by: str = "; ") -> Fix:
     return Fix(by.join(["{}"] * len(texts)), *texts)
 
 
-def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
+def capture(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a command for its output and exit code. It reads nothing from our standard input."""
     import subprocess
 
@@ -178,9 +182,7 @@ def captured(command: Sequence[str | Path], **more: Any) -> subprocess.Completed
 MOST_OUTPUT = 16 << 20
 
 
-def interviewed(
-    command: Sequence[str | Path], seconds: float, **more: Any
-) -> subprocess.CompletedProcess[str]:
+def interview(command: Sequence[str | Path], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a program for the few lines that it says of itself.
 
     The system ends a program that prints more than 16 MiB. Raises TimeoutExpired."""

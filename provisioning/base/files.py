@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from provisioning.base.commands import Fix, quoted
+from provisioning.base.commands import Fix, quote_command
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import cache_folder
 
@@ -88,7 +88,7 @@ def remove_folder(path: Path) -> None:
     process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:
         raise EnvironmentLacking(
-            f"{path} cannot be removed: {process.stderr.strip()[-300:]}", fix=quoted("rm", "-rf", path)
+            f"{path} cannot be removed: {process.stderr.strip()[-300:]}", fix=quote_command("rm", "-rf", path)
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import OF_MACHINE, disk_error, hash_file, replace_text
-from provisioning.base.foreign import mapped
+from provisioning.base.foreign import map_values
 
 SCHEMA: Literal[2] = 2
 MOST_BYTES = 16 << 20
@@ -145,7 +145,7 @@ class Report:
     def to_json(self) -> str:
         import json
 
-        return json.dumps(mapped(asdict(self), _finite), indent=2, sort_keys=True, allow_nan=False) + "\n"
+        return json.dumps(map_values(asdict(self), _finite), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def write(self, directory: Path) -> Path:
         """Replace `<directory>/<stage>.json` atomically."""

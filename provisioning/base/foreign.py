@@ -44,21 +44,21 @@ def one_line(text: str) -> str:
     return " ".join(visible(text).split())
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_values(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return the same value with `change` applied to each text and number that is anywhere in it, names
     included."""
     if isinstance(value, Mapping):
-        return {change(name): mapped(inner, change) for name, inner in value.items()}
+        return {change(name): map_values(inner, change) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(mapped(inner, change) for inner in value)
+        return type(value)(map_values(inner, change) for inner in value)
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {part.name: mapped(getattr(value, part.name), change) for part in fields(value)}
+        parts = {part.name: map_values(getattr(value, part.name), change) for part in fields(value)}
         return replace(value, **parts)
     return change(value)
 
 
 @contextmanager
-def limited(size: int, refusal: ToolkitError) -> Iterator[None]:
+def limit_work(size: int, refusal: ToolkitError) -> Iterator[None]:
     """Raise `refusal` if work on files of `size` bytes takes more memory or time than they can need."""
     import resource
     import signal

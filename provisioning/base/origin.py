@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from provisioning.base.commands import captured
+from provisioning.base.commands import capture
 from provisioning.base.settings import ROOT, Project, project
 
 ON_GITHUB = re.compile(
@@ -27,5 +27,5 @@ def this_copy(root: Path = ROOT) -> Project:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = captured(["git", *arguments], cwd=folder)
+    done = capture(["git", *arguments], cwd=folder)
     return "" if done.returncode else done.stdout.strip()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 from provisioning.base.commands import session
 from provisioning.base.findings import Artifact, Finding, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.units import aligned, seconds, size, terminal_width, wrapped
+from provisioning.base.units import align, seconds, size, terminal_width, wrap_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -141,7 +141,7 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
         parts += [artifact_rows(artifacts, width), Text()]
     if metrics := scalar_metrics(report):
         parts += [_metrics(metrics, width), Text()]
-    return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
+    return render(Group(*parts, _verdict(report)), colour=colour, width=width)
 
 
 def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
@@ -179,7 +179,7 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> boo
     return stream.isatty() and environ.get("TERM") != "dumb"
 
 
-def rendered(renderable: RenderableType, *, colour: bool, width: int) -> str:
+def render(renderable: RenderableType, *, colour: bool, width: int) -> str:
     console = _console(colour, width)
     console.print(renderable, crop=False)
     text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
@@ -206,19 +206,19 @@ def alike_in_one(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         words = finding.command
         is_choice = "-k" in words and finding.fix == session(*words)
-        key = (finding.rule, finding.message, _chosen(words, "")) if is_choice else id(finding)
+        key = (finding.rule, finding.message, _narrow_command(words, "")) if is_choice else id(finding)
         groups.setdefault(key, []).append(finding)
     return [group[0] if len(group) == 1 else _merge_findings(group) for group in groups.values()]
 
 
 def _merge_findings(findings: Sequence[Finding]) -> Finding:
     names = [finding.command[finding.command.index("-k") + 1] for finding in findings]
-    words = _chosen(findings[0].command, " or ".join(names))
+    words = _narrow_command(findings[0].command, " or ".join(names))
     subjects = ", ".join(finding.subject for finding in findings)
     return replace(findings[0], subject=subjects, place=None, fix=session(*words))
 
 
-def _chosen(words: Sequence[str], expression: str) -> tuple[str, ...]:
+def _narrow_command(words: Sequence[str], expression: str) -> tuple[str, ...]:
     """The command with this choice of programs."""
     value = words.index("-k") + 1
     return (*words[:value], expression, *words[value + 1 :])
@@ -235,10 +235,10 @@ def finding_lines(finding: Finding, width: int) -> Text:
     if finding.other_place:
         text.append(f"  {one_line(finding.other_place)}")
     for line in visible(finding.message).strip().splitlines():
-        text.append("\n" + "\n".join(wrapped(line, width, "    ", "    ")))
+        text.append("\n" + "\n".join(wrap_text(line, width, "    ", "    ")))
     for number, line in enumerate(visible(finding.fix).strip().splitlines()):
         text.append("\n    " + ("  " if number else "→ "), style="green")
-        text.append("\n".join(wrapped(line, width, " " * 6, " " * 6))[6:])
+        text.append("\n".join(wrap_text(line, width, " " * 6, " " * 6))[6:])
     return text
 
 
@@ -261,7 +261,7 @@ def artifact_rows(artifacts: Sequence[Artifact], width: int) -> RenderableType:
     from rich.text import Text
 
     rows = [(one_line(a.kind), size(a.size), a.sha256[:12], one_line(a.path)) for a in artifacts]
-    lines = aligned([("artifact", "size", "sha256", "path"), *rows], width)
+    lines = align([("artifact", "size", "sha256", "path"), *rows], width)
     # A path that is longer than a line stays one word, to be pasted.
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
@@ -270,4 +270,4 @@ def _metrics(metrics: Mapping[str, str], width: int) -> RenderableType:
     from rich.text import Text
 
     line = " · ".join(f"{visible(name)} {value}" for name, value in metrics.items())
-    return Text("\n".join(wrapped(line, width, "", "")), style="dim", no_wrap=True, overflow="ignore")
+    return Text("\n".join(wrap_text(line, width, "", "")), style="dim", no_wrap=True, overflow="ignore")

@@ -84,7 +84,7 @@ def terminal_width(environ: Mapping[str, str] = os.environ) -> int:
     return min(max(width, 40), 160)
 
 
-def aligned(rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
+def align(rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
     """Each row as a line, with its columns below those of the others.
 
     With `width`, words of the last column go on below it where a line has no room for them; where it has
@@ -100,13 +100,13 @@ def aligned(rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
         if not width or not last or len(line) <= width:
             lines.append(line)
         elif len(indent) + longest > width:
-            lines += [first.rstrip(), *wrapped(last, width, "  ", "  ")]
+            lines += [first.rstrip(), *wrap_text(last, width, "  ", "  ")]
         else:
-            lines += wrapped(last, width, first, indent)
+            lines += wrap_text(last, width, first, indent)
     return lines
 
 
-def wrapped(text: str, width: int, first: str, indent: str) -> list[str]:
+def wrap_text(text: str, width: int, first: str, indent: str) -> list[str]:
     """Lines of at most `width` columns. No word is broken, so that a path can be pasted."""
     return textwrap.wrap(
         text,
@@ -125,5 +125,5 @@ def readable(text: str, stream: TextIO) -> str:
     lines: list[str] = []
     for line in text.splitlines():
         indent = line[: len(line) - len(line.lstrip())]
-        lines += wrapped(line.lstrip(), terminal_width(), indent, indent) or [""]
+        lines += wrap_text(line.lstrip(), terminal_width(), indent, indent) or [""]
     return "".join(f"{line}\n" for line in lines)

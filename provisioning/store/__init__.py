@@ -72,7 +72,7 @@ class Store(Trees):
             return tree
         damaged = self.find(component_name, component, targets)
         if not (component.pinned or trust_first_download or (damaged and self.is_proved(damaged))):
-            raise unlocked(self.path, component_name, component)
+            raise unlocked_component(self.path, component_name, component)
         self.accept({component_name: component}, accept or {})
         with self._changing(progress) as staging:
             # Another process may have made it meanwhile.
@@ -96,7 +96,7 @@ class Store(Trees):
         """Make a tree of this component anew, from its downloads, kept or fetched again, if any byte of it is
         another; returns what was wrong. `flags` select its profile."""
         if not (component.pinned or self.is_proved(tree)):
-            raise unlocked(self.path, tree.component, component, flags)
+            raise unlocked_component(self.path, tree.component, component, flags)
         with self._changing(progress) as staging:
             assembly = Assembly(self, staging, tree.component, component, tree.targets, progress, offline)
             return list(self._commit(assembly, tree).repaired)
@@ -190,7 +190,9 @@ class Store(Trees):
             path.rename(into)
 
 
-def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> EnvironmentLacking:
+def unlocked_component(
+    store: Path, name: str, component: Component, flags: Sequence[str] = ()
+) -> EnvironmentLacking:
     """The manifest does not name this component's bytes. `flags` select its profile."""
     command = ("provision", *flags, "--component", name, *licences.flags(store, [component]))
     return EnvironmentLacking(

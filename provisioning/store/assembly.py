@@ -20,7 +20,7 @@ from provisioning.store.inventory import (
     Inventory,
     Origin,
     Placing,
-    composed,
+    compose_tree,
     definition_of,
     inventory_of,
     parts_for,
@@ -114,7 +114,7 @@ class Assembly:
 
     def _compose(self, files: Sequence[Sequence[TreeFile]]) -> list[TreeFile]:
         """The tree of these parts' files."""
-        items = composed(files)
+        items = compose_tree(files)
         root = self.staging / "tree"
         if len(files) == 1:
             (self.staging / f"part-{items[0].part}").rename(root)

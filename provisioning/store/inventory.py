@@ -310,7 +310,7 @@ class Placing:
         return rule.to.format(**match.groupdict(default="")) if rule.to else path
 
 
-def composed(parts: Iterable[Sequence[TreeFile]]) -> list[TreeFile]:
+def compose_tree(parts: Iterable[Sequence[TreeFile]]) -> list[TreeFile]:
     """The files of all parts as one tree; two parts may place the same path only if it is the same file."""
     items_by_path: dict[str, TreeFile] = {}
     for items in parts:
@@ -418,15 +418,15 @@ def pinned_inventory(name: str, component: Component, targets: Set[str]) -> Inve
     origins, parts = [], []
     for part in parts_for(component, targets):
         source = part.source
-        files = _listed(name, component, part)
+        files = _listed_members(name, component, part)
         if source.pin is None or files is None:
             return None
         origins.append(Origin(part.name, source.name, source.pin, getattr(source, "size", None) or 0, True))
         parts.append(_items(part, files, targets))
-    return inventory_of(name, component, targets, origins, composed(parts)) if parts else None
+    return inventory_of(name, component, targets, origins, compose_tree(parts)) if parts else None
 
 
-def _listed(name: str, component: Component, part: Part) -> Mapping[str, Listed] | None:
+def _listed_members(name: str, component: Component, part: Part) -> Mapping[str, Listed] | None:
     """The members of one part's wheel or archive; None if no manifest lists them."""
     if part.source.pin is None:
         return None

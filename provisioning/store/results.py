@@ -79,7 +79,7 @@ def remove_results(
     used for longest. What was used since the moment `used_since` stays whatever the limit says.
     With `dry_run`, only say what would go."""
     rows = []
-    entries_by_reason = _chosen(list(_entries(results_folder(store))), limit, unused_for, used_since)
+    entries_by_reason = _choose_entries(list(_entries(results_folder(store))), limit, unused_for, used_since)
     for reason, entries in entries_by_reason.items():
         if not dry_run:
             for entry in entries:
@@ -100,7 +100,7 @@ def sweep_is_due(store: Path) -> bool:
     return True
 
 
-def _chosen(
+def _choose_entries(
     entries: list[_Entry], limit: int, unused_for: float, used_since: float
 ) -> dict[str, list[_Entry]]:
     """Select the entries that are removed, by the reason for it."""

@@ -35,7 +35,7 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
                 "put flatc on PATH, or name it in FLATC_EXECUTABLE" if "flatc" in answer.detail else "",
             )
         if not answer.made_device:
-            yield _refusal(_unopened(context, answer) or soc, soc, answer, tree)
+            yield _refusal(_unopened_library(context, answer) or soc, soc, answer, tree)
             continue
         builds = {build_id for library in context.libraries for build_id in library.build_ids}
         if builds and answer.build_id not in builds:
@@ -49,7 +49,7 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
 _UNOPENED = re.compile(r"Cannot Open QNN library (?:\S*/)?([^\s/,]+)")
 
 
-def _unopened(context: Context, answer: Answer) -> str:
+def _unopened_library(context: Context, answer: Answer) -> str:
     """The place of the library that the compiler could not open: other rules may say why."""
     host = [library for library in context.libraries if library.system == "host"]
     match = _UNOPENED.search(answer.detail)

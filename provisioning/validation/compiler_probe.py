@@ -39,11 +39,11 @@ def ask(
     soc: str, variables: Mapping[str, str], interpreter: str = sys.executable, seconds: float = _SECONDS
 ) -> Answer:
     # Late: as a script this module has none of our packages.
-    from provisioning.base.commands import interviewed
+    from provisioning.base.commands import interview
 
     command = [interpreter, str(Path(__file__).resolve()), soc]
     try:
-        process = interviewed(command, seconds, env=dict(variables))
+        process = interview(command, seconds, env=dict(variables))
     except subprocess.TimeoutExpired:
         return Answer("backend", detail=f"no answer within {seconds:g} s", interpreter=interpreter)
     return understand(f"{process.stdout}\n{process.stderr}", process.returncode, interpreter)

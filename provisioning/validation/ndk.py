@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from provisioning.base.commands import interviewed
+from provisioning.base.commands import interview
 from provisioning.base.documents import read as read_document
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ANSWER_SECONDS, NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, version_line
@@ -96,7 +96,7 @@ def _problems_of_compiler(compiler: Path, ndk: Path) -> Iterator[str]:
 def _answer(program: Path, *arguments: str) -> str | None:
     """The first line that a program prints; None if it fails."""
     try:
-        process = interviewed([program, *arguments], ANSWER_SECONDS)
+        process = interview([program, *arguments], ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if process.returncode else process.stdout.strip().partition("\n")[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from provisioning import qnn_libraries
-from provisioning.base.commands import Fix, quoted
+from provisioning.base.commands import Fix, quote_command
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
@@ -120,7 +120,7 @@ def open_files(context: Context) -> Iterator[Problem]:
         raise NotApplicable("there is no tree")
     for tree in context.trees.values():
         for words in tree.open_to_others:
-            yield Problem(tree.label, words, quoted("chmod", "-R", "go-w", tree.path))
+            yield Problem(tree.label, words, quote_command("chmod", "-R", "go-w", tree.path))
 
 
 @rule("official-files")
@@ -331,7 +331,7 @@ def python_path(context: Context) -> Iterator[Problem]:
     entries = context.environ["PYTHONPATH"].split(os.pathsep)
     hidden = hiding_packages(context)
     rest = ":".join(entry for entry in entries if entry not in hidden)
-    fix = quoted("export", f"PYTHONPATH={rest}") if rest else "unset PYTHONPATH"
+    fix = quote_command("export", f"PYTHONPATH={rest}") if rest else "unset PYTHONPATH"
     for entry, names in hidden.items():
         yield Problem(
             "PYTHONPATH",

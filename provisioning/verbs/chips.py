@@ -6,7 +6,7 @@ import argparse
 
 from provisioning.base import answer
 from provisioning.base.selection import chip_named, names_of
-from provisioning.base.units import aligned, columns
+from provisioning.base.units import align, columns
 
 EXAMPLES = """\
   qnn-ci chips
@@ -39,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
             "names": {alias.text: list(alias.chips) for alias in names},
         }
     answer.add(chips=facts)
-    print("\n".join(aligned(rows, columns())))
+    print("\n".join(align(rows, columns())))
     return 0

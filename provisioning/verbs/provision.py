@@ -21,7 +21,7 @@ from provisioning.base.progress import for_stream
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.base.units import aligned, columns
+from provisioning.base.units import align, columns
 
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
@@ -100,7 +100,7 @@ def provision(
     offline: bool,
 ) -> list[Row]:
     from provisioning.environment import selecting_flags
-    from provisioning.store import Store, unlocked
+    from provisioning.store import Store, unlocked_component
 
     store, targets, progress = Store(selection.store), frozenset(selection.named_targets), for_stream()
     components = _components_of(profile, names, targets)
@@ -117,7 +117,7 @@ def provision(
         if tree is None:
             absent[name] = component
         if not (component.pinned or trust or (tree is not None and store.is_proved(tree))):
-            raise unlocked(store.path, name, component, selecting_flags(selection, environ))
+            raise unlocked_component(store.path, name, component, selecting_flags(selection, environ))
     consents = licences.acceptances(accept, environ)
     store.accept(absent, consents)
     for name, component in of_store.items():
@@ -153,7 +153,7 @@ def table(rows: list[dict[str, str]]) -> str:
     if not rows:
         return ""
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join(f"{line}\n" for line in aligned(lines, columns()))
+    return "".join(f"{line}\n" for line in align(lines, columns()))
 
 
 def _components_of(profile: Profile, names: Sequence[str], targets: Set[str]) -> dict[str, Component]:

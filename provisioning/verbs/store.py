@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provisioning.base import answer
-from provisioning.base.command_line import switch, valued
+from provisioning.base.command_line import add_valued, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.files import ANOTHER_STORE
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     adopt = add("adopt", "take an SDK or NDK of your own as it is now: later changes are named")
     adopt.add_argument("folder", type=Path, metavar="DIR")
     gc = add("gc", "remove trees, downloads and cached results that nothing needs, and what killed runs left")
-    valued(gc, "--older-than", "AGE", "also trees and results unused this long: 30d, 12h", type=_age)
+    add_valued(gc, "--older-than", "AGE", "also trees and results unused this long: 30d, 12h", type=_age)
     switch(gc, "--all-downloads", "also downloads kept for more targets and repair")
     switch(gc, "--dry-run", "only list what would be removed")
 
@@ -105,7 +105,7 @@ def _verify(where: Path | None, names: Sequence[str]) -> int:
             verdict = "whole" if by_pins else "whole by its own inventory"
             sys.stdout.write(f"{tree.root.name}: {verdict} ({facts})\n")
     if bad:
-        sys.stdout.write(f"{bad} differences; try: {_typed('store', 'repair', store=where)}\n")
+        sys.stdout.write(f"{bad} differences; try: {_typed_command('store', 'repair', store=where)}\n")
     return exit_code_of(good=not bad)
 
 
@@ -162,7 +162,7 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
     from provisioning.store.results import UNUSED_SECONDS, remove_results, results_limit
 
     garbage = Store(where).gc(
-        _referenced(),
+        _reference_test(),
         older_than=older_than,
         all_downloads=all_downloads,
         dry_run=dry_run,
@@ -181,7 +181,7 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
     return 0
 
 
-def _referenced() -> Callable[[Tree], bool]:
+def _reference_test() -> Callable[[Tree], bool]:
     """Whether a manifest names a tree: a profile by its definition, any other by the hash of its origin."""
     from provisioning.manifest import every_component
 
@@ -191,12 +191,12 @@ def _referenced() -> Callable[[Tree], bool]:
         digest for file in MANIFESTS.rglob("*.toml") for digest in _SHA256.findall(file.read_text("utf-8"))
     }
 
-    def referenced(tree: Tree) -> bool:
+    def is_referenced(tree: Tree) -> bool:
         hashes = {origin.sha256 for origin in tree.inventory.origins}
         of_profile = tree.component in KINDS and hashes & pins
         return tree.inventory.definition in components or (not of_profile and hashes <= digests)
 
-    return referenced
+    return is_referenced
 
 
 def _components_of_profiles() -> dict[str, tuple[str, Component]]:
@@ -246,7 +246,9 @@ def _store_at(where: Path | None) -> Store:
 
     store = Store(store_path(where))
     if not store.path.is_dir():
-        raise EnvironmentLacking(f"there is no store at {store.path}", fix=_typed("provision", store=where))
+        raise EnvironmentLacking(
+            f"there is no store at {store.path}", fix=_typed_command("provision", store=where)
+        )
     return store
 
 
@@ -261,7 +263,7 @@ def _trees_named(store: Store, names: Sequence[str]) -> list[Tree]:
     return [tree for tree in trees if not names or {tree.root.name, tree.component} & set(names)]
 
 
-def _typed(name: str, *arguments: str, store: Path | None) -> str:
+def _typed_command(name: str, *arguments: str, store: Path | None) -> str:
     """The command of a session for the same store."""
     return session(name, *arguments, *(["--store", str(store)] if store else []))
 

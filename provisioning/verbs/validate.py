@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
-from provisioning.base.units import aligned, columns
+from provisioning.base.units import align, columns
 
 if TYPE_CHECKING:
     from provisioning.base.findings import Metric, Report
@@ -109,4 +109,4 @@ def _states(results: Sequence[Result]) -> str:
             elif ids:
                 parts.append(f"{mark} {state}: {', '.join(ids)}")
         lines.append((f"{chapter:<10}", "   ".join(parts)))
-    return "\n".join([*aligned(lines, columns()), "", ""])
+    return "\n".join([*align(lines, columns()), "", ""])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ci.work.request import key_of, sent
+from ci.work.request import key_of, sent_request
 from ci.work.results import CachedResults
 from tests.conformance.examples import Example, Folder
 
@@ -21,7 +21,7 @@ def asked(example: Example, folder: Folder, program: Any) -> tuple[Any, Any, Any
     export = step.export(program) if step.export else None
     request = step.request(program)
     key = key_of(request, CachedResults(folder.selection.store, "any").digest)
-    return json.loads(json.dumps(key)), export and export.request, sent(request)
+    return json.loads(json.dumps(key)), export and export.request, sent_request(request)
 
 
 def test_every_field_has_another_value_to_try(example: Example, folder: Folder) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from ci.work.request import File, files_below, key_of, sent
+from ci.work.request import File, files_below, key_of, sent_request
 from ci.work.request import Folder as ReadFolder
 from ci.work.results import CachedResults
 from provisioning.base.option_fields import IRRELEVANT
@@ -70,7 +70,7 @@ def test_a_worker_gets_no_path_that_its_request_does_not_name(example: Example, 
         request = step.request(program)
         named = {place.path for place in read_by(request)}
         deciding = [field.name for field in fields(request) if IRRELEVANT not in field.metadata]
-        gets = sent(request)
+        gets = sent_request(request)
         unnamed = {path for name in deciding for path in paths_sent(gets[name])} - named
         # The suite's own text may name a file, whose bytes are in the request too.
         assert not {path for path in unnamed if path not in str(gets.get("run"))}, step.kind

@@ -11,7 +11,7 @@ from torch import nn
 
 from ci.models.factory import find, infer_all, make, samples_of
 from ci.models.user_model import BadFactory
-from provisioning.base.commands import captured
+from provisioning.base.commands import capture
 from provisioning.base.settings import ROOT
 
 
@@ -106,7 +106,7 @@ def test_a_quantized_model_is_loaded_by_a_process_that_has_quantized_nothing(tmp
         "import pathlib, sys; from ci.models.exported import load_exported;"
         " load_exported(pathlib.Path(sys.argv[1]))"
     )
-    loaded = captured([sys.executable, "-c", script, tmp_path / "net.pt2"], cwd=ROOT)
+    loaded = capture([sys.executable, "-c", script, tmp_path / "net.pt2"], cwd=ROOT)
     assert loaded.returncode == 0, loaded.stderr
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ci.models import factory
-from ci.models.compiler_errors import explained
+from ci.models.compiler_errors import explain_error
 from ci.models.factory import infer, infer_all, make, require_float32, where_input_changes
 from ci.models.user_model import BadFactory
 
@@ -248,7 +248,7 @@ def test_an_error_in_a_librarys_model_names_its_line_in_whichever_environment_it
     there = "/opt/theirs/lib/python3.11/site-packages"
     frames = (("transformers/models/t5/modeling_t5.py", 348), ("torch/nn/modules/sparse.py", 189))
     trace = "".join(f'  File "{there}/{path}", line {line}, in forward\n    f()\n' for path, line in frames)
-    cause, fix = explained(IndexError(f"index out of range in self\n{trace}"))
+    cause, fix = explain_error(IndexError(f"index out of range in self\n{trace}"))
     assert cause.endswith("(transformers/models/t5/modeling_t5.py:348)") and fix
 
 
@@ -260,7 +260,7 @@ def of_a_pass(node: torch.fx.Node, error: Exception) -> tuple[str, str]:
 
     with pytest.raises(type(error)) as raised:
         compiles(node)
-    return explained(raised.value)
+    return explain_error(raised.value)
 
 
 def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None:

@@ -192,7 +192,7 @@ def test_an_answer_has_what_the_gate_and_its_stages_found_and_nothing_provisiona
     reports: Path, name: str, rules: list[str]
 ) -> None:
     place = reports / "answer.json"
-    answer.answered("gate", [], place, lambda: run_gate(reports, stage(name)))
+    answer.write_answer("gate", [], place, lambda: run_gate(reports, stage(name)))
     found = json.loads(place.read_text())["findings"]
     assert sorted(finding["rule"] for finding in found) == rules
 

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from ci.image.contents import CONTEXT, keep_wheels, plan_of
-from ci.image.engine import Engine, connected
+from ci.image.engine import Engine, connect_engine
 from ci.image.shell import docker_run
 from lab.lint import tracked_files
 from lab.release.files import bill_of_image
@@ -60,7 +60,7 @@ def daemon() -> Iterator[Path]:
 def engine(daemon: Path) -> Iterator[Engine]:
     """With the base."""
     make_base(daemon, BASE)
-    with connected() as engine:
+    with connect_engine() as engine:
         yield engine
 
 
@@ -230,7 +230,7 @@ def test_an_image_built_twice_is_the_same(root: Path, tmp_path: Path) -> None:
 
 def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> None:
     # What this imports lies where that user may not be allowed to read.
-    with connected():
+    with connect_engine():
         pass
     child = os.fork()
     if child == 0:
@@ -239,7 +239,7 @@ def test_a_user_whom_the_engine_does_not_know_may_not_use_it(daemon: Path) -> No
             os.setgroups([])
             os.setgid(CALLER)
             os.setuid(CALLER)
-            with connected():
+            with connect_engine():
                 pass
         except EnvironmentLacking as fault:
             code = 3 if "you may not use it" in fault.message else 2

@@ -24,7 +24,7 @@ from ci.lanes.llm import measure, worker
 from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_architecture
 from ci.lanes.llm.contexts import LayerPart, cpu_step
 from ci.lanes.llm.decoder import load_decoder, require_halves
-from ci.lanes.llm.genie import CONFIG, encoded, generate
+from ci.lanes.llm.genie import CONFIG, encode_texts, generate
 from ci.lanes.llm.graphs import (
     Encoding,
     Ranges,
@@ -314,7 +314,9 @@ class TestGenie:
         assert chat.startswith(f"{SPECIAL[0]}{SPECIAL[2]}system")
         assert chat.endswith("assistant<|end_header_id|>\n\n")
         texts = [chat, "a  b"]
-        assert encoded(folder / CONFIG, texts, timeout=300) == [tokens_of(tokenizer, text) for text in texts]
+        assert encode_texts(folder / CONFIG, texts, timeout=300) == [
+            tokens_of(tokenizer, text) for text in texts
+        ]
         upstream = (
             "import sys, pytorch_tokenizers; tokenizer = pytorch_tokenizers.CppHFTokenizer();"
             "tokenizer.load(sys.argv[1]); print(list(tokenizer.encode(sys.argv[2], 0, 0)))"

@@ -21,11 +21,11 @@ from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
 from ci.lanes.onnx.stage import request_of
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.models.inputs import saved
+from ci.models.inputs import load_samples
 from ci.suite.accepted import load_baseline
 from ci.suite.precision import precision_named
 from ci.work.plain import read
-from ci.work.request import NOTHING, sent
+from ci.work.request import NOTHING, sent_request
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.base.units import decibels
@@ -297,10 +297,10 @@ def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_e
         into = tmp_path / program.case_name
         into.mkdir()
         folders = {"log": str(into / "log"), "export_folder": str(into)}
-        request = read(OnnxRequest, {**sent(request_of(program, NOTHING)), **folders})
+        request = read(OnnxRequest, {**sent_request(request_of(program, NOTHING)), **folders})
         parts.prepare(OnnxOrder.of(request), Preparing())
         means[program.case_name] = {
-            name: [float(value.mean()) for arrays in saved(into / name) for value in arrays.values()]
+            name: [float(value.mean()) for arrays in load_samples(into / name) for value in arrays.values()]
             for name in (SAMPLES, CALIBRATION)
         }
     assert all(5 < mean < 6 for every in means["drawn"].values() for mean in every)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from ci.models.own_packages import Needs, OwnPackages, installed, locked_versions
+from ci.models.own_packages import Needs, OwnPackages, install_packages, locked_versions
 from ci.suite.stage import packages_of, run_cached_step
 from ci.work.cached_steps import Step
-from ci.work.child import LOCKED, closed
+from ci.work.child import LOCKED, closed_environment
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from ci.work.schedule import Home
@@ -104,7 +104,7 @@ def requirements(folder: Path, text: str) -> Needs:
 
 
 def test_what_is_pinned_is_not_installed_again(tmp_path: Path, store: Path) -> None:
-    own = installed(requirements(tmp_path, "numpy\ntorch\n"), store)
+    own = install_packages(requirements(tmp_path, "numpy\ntorch\n"), store)
     assert own.versions == {}
     seen = subprocess.run(
         [own.python, "-c", "import numpy; print(numpy.__version__)"],
@@ -125,7 +125,7 @@ def test_what_needs_a_pinned_package_is_installed_alone_by_its_hash(
     content = make_wheel(wheel, more={"acme_ops-1.0.dist-info/METADATA": metadata})
     (tmp_path / wheel).write_bytes(content)
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
-    own = installed(requirements(tmp_path, "acme-ops\n"), store)
+    own = install_packages(requirements(tmp_path, "acme-ops\n"), store)
     assert own.folder and own.versions == {"acme-ops": "1.0"}
     assert hashlib.sha256(content).hexdigest() in (own.folder.parent / "resolved.txt").read_text()
 
@@ -136,7 +136,7 @@ def test_an_edited_wheel_that_is_named_by_its_address_is_installed_anew(tmp_path
     keys = []
     for text in ("X = 1\n", "X = 2\n"):
         wheel.write_bytes(make_wheel(wheel.name, more={"acme_ops/__init__.py": text}))
-        own = installed(Needs(packages=(f"acme-ops @ file://{wheel}",)), store)
+        own = install_packages(Needs(packages=(f"acme-ops @ file://{wheel}",)), store)
         assert own.folder
         (module,) = own.folder.glob("lib/python*/site-packages/acme_ops/__init__.py")
         assert module.read_text() == text
@@ -150,14 +150,14 @@ def test_a_package_that_no_index_has_is_a_wrong_name(
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("UV_NO_INDEX", "1")
     with pytest.raises(UsageError, match="acme-opps") as refused:
-        installed(requirements(tmp_path, "acme-opps\n"), store)
+        install_packages(requirements(tmp_path, "acme-opps\n"), store)
     assert "correct its name" in refused.value.fix
 
 
 def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:
     wrong = f"einops==0.8.1 --hash=sha256:{'0' * 64}\n"
     with pytest.raises(IntegrityError):
-        installed(requirements(tmp_path, wrong), store)
+        install_packages(requirements(tmp_path, wrong), store)
 
 
 @pytest.fixture
@@ -192,26 +192,26 @@ def indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_private_package_is_not_replaced_by_a_higher_version_in_a_public_index(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = installed(requirements(tmp_path, "acme-ops\n"), store)
+    own = install_packages(requirements(tmp_path, "acme-ops\n"), store)
     assert own.versions == {"acme-ops": "1.0"}
     with pytest.raises(UsageError, match="acme-ops") as refused:
-        installed(requirements(tmp_path, "acme-ops>=2\n"), store)
+        install_packages(requirements(tmp_path, "acme-ops>=2\n"), store)
     assert "UV_INDEX_STRATEGY" in refused.value.fix
     monkeypatch.setenv("UV_INDEX_STRATEGY", "unsafe-best-match")
-    asked = installed(requirements(tmp_path, "acme-ops>0\n"), store)
+    asked = install_packages(requirements(tmp_path, "acme-ops>0\n"), store)
     assert asked.versions == {"acme-ops": "99.0"}
 
 
 @pytest.mark.usefixtures("indexes")
 def test_a_package_whose_address_is_named_is_held_to_no_index(tmp_path: Path, store: Path) -> None:
     address = f"{os.environ['PIP_INDEX_URL']}acme-ops/acme_ops-99.0-py3-none-any.whl"
-    assert "acme-ops" in installed(requirements(tmp_path, f"acme-ops @ {address}\n"), store).versions
+    assert "acme-ops" in install_packages(requirements(tmp_path, f"acme-ops @ {address}\n"), store).versions
 
 
 @pytest.mark.parametrize("line", ["-e .", "./net", "/opt/net", "net @ file:///opt/net", "--editable=../x"])
 def test_a_path_whose_changes_nobody_would_see_is_refused(tmp_path: Path, store: Path, line: str) -> None:
     with pytest.raises(UsageError):
-        installed(requirements(tmp_path, f"einops\n{line}\n"), store)
+        install_packages(requirements(tmp_path, f"einops\n{line}\n"), store)
 
 
 @pytest.mark.whole
@@ -229,21 +229,21 @@ def test_what_a_build_reads_is_seen_and_an_error_does_not_outlive_its_cause(
         write(project, {"needs/all.lst": text})
         if "<" in text:
             with pytest.raises(UsageError):
-                installed(Needs(project=project), store)
+                install_packages(Needs(project=project), store)
         else:
-            versions.append(list(installed(Needs(project=project), store).versions))
+            versions.append(list(install_packages(Needs(project=project), store).versions))
     assert versions == [["einops"], []]
     # An unchanged project is not installed again.
-    first, again = (installed(Needs(project=project), store).folder for _ in range(2))
+    first, again = (install_packages(Needs(project=project), store).folder for _ in range(2))
     assert first == again
     # What is in use stays when another project's packages are installed, however old it is.
     packages = store / "cache" / "packages"
     for stamp in (*packages.glob("*/resolved.txt"), *packages.glob("*.json")):
         os.utime(stamp, (0, 0))
-    installed(Needs(project=project), store)
+    install_packages(Needs(project=project), store)
     shutil.copytree(project, tmp_path / "other")
-    installed(Needs(project=tmp_path / "other"), store)
-    assert installed(Needs(project=project), store).folder == first
+    install_packages(Needs(project=tmp_path / "other"), store)
+    assert install_packages(Needs(project=project), store).folder == first
     assert len(list(packages.glob("*/resolved.txt"))) == 2
 
 
@@ -278,7 +278,7 @@ def imported(module: str, needs: Needs, folder: Path) -> Result:
     plan = ToyPlan((program,), selection, WorkOptions(cache=False), folder / "logs", packages)
 
     def home(own: OwnPackages) -> Home:
-        variables = {**closed(os.environ), **own.variables}
+        variables = {**closed_environment(os.environ), **own.variables}
         return Home(variables, plan.logs, f"{WORKER}:prepare", "nothing", "", own.python)
 
     request = ImportRequest(module)

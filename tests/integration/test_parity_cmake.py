@@ -12,7 +12,7 @@ import pytest
 
 from ci.parity.cmake_targets import evaluate
 from ci.parity.cmake_trace import UNKNOWN, ConfigureInput
-from ci.parity.pairs import reached
+from ci.parity.pairs import reached_files
 from ci.parity.tree import NamedItem, Side, Target, Tree
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.http_server import FileServer
@@ -135,7 +135,7 @@ def test_a_library_of_two_files(number: int) -> None:
     side = every_library()[number]
     assert side.troubles == []
     library = side.libraries["x"]
-    names = {item.name for item in [*library.files, *reached(side, library)]}
+    names = {item.name for item in [*library.files, *reached_files(side, library)]}
     assert names == {f"{number}/p/a.cpp", f"{number}/p/b.cpp"}
     assert side.missing_files == []
 

@@ -106,7 +106,7 @@ def test_without_acceptance_of_this_very_question_nothing_is_signed(
     shown = "self-signed certificate" if question == "another" else Consent.name(QUESTION)
     assert shown in done.stderr
     assert [path for path in world.overlay.rglob("*") if path.is_file()] == []
-    assert not licences.recorded(world.root / "store")
+    assert not licences.recorded_licences(world.root / "store")
 
 
 @pytest.mark.parametrize(

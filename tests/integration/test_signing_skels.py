@@ -25,7 +25,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
     pairs = []
     for skel in sdk.skels():
         place = directory / skel.name
-        with signed_library.mapped(skel) as data:
+        with signed_library.map_file(skel) as data:
             place.write_bytes(signed_writer.sign_library(data, chains.signer()))
         pairs.append((skel, place))
     return pairs

@@ -28,7 +28,7 @@ ANDROID = "provision:x86_64-linux,aarch64-android"
 OPERATE = """\
 import sys
 from pathlib import Path
-from provisioning.base.command_line import guarded
+from provisioning.base.command_line import guard
 from provisioning.base.progress import Progress
 from provisioning.manifest import Component
 from provisioning.store import Store
@@ -47,7 +47,7 @@ def operate():
         print(store.provision("qnn-sdk", component, chosen, progress=progress).root)
     return 0
 
-sys.exit(guarded(operate, debug=False))
+sys.exit(guard(operate, debug=False))
 """
 """One operation on a store, in a process of its own: `provision[:target,…]`, `repair` or `gc`."""
 KILLS = [8, pytest.param(50, marks=pytest.mark.whole)]

@@ -53,7 +53,7 @@ def test_weights_with_a_scale_for_each_channel_are_quantized_at_an_old_opset(tmp
     (right,) = run_on_cpu(model, samples)
     for precision in ("u8u8", "u16u8"):
         (into := tmp_path / precision).mkdir()
-        path = provider.quantized(model, samples, precision_named(precision), into, per_channel=True)
+        path = provider.quantize_model(model, samples, precision_named(precision), into, per_channel=True)
         (found,) = run_on_cpu(path, samples)
         assert found["y"] == pytest.approx(right["y"], abs=0.3)
 

@@ -13,7 +13,7 @@ import pytest
 from lab.builds import variables_for_sdk
 from lab.builds.table import QnnBuild, Release, load_builds
 from lab.compat import stage
-from provisioning.base.command_line import guarded
+from provisioning.base.command_line import guard
 from provisioning.base.findings import Metric, Outcome, Report, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
@@ -82,7 +82,7 @@ class Lane:
         )
         files = self.root / "compat.json", self.root / "compat.md"
         tools = MeasuredHere(selection, [], {}, *files, lane=self)
-        code = guarded(lambda: stage.measure_all(tools, builds, [executorch]), debug=False)
+        code = guard(lambda: stage.measure_all(tools, builds, [executorch]), debug=False)
         return code, stage.load_measured(self.root / "compat.json")
 
     def steps(self) -> dict[str, Metric]:

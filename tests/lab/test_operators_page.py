@@ -10,7 +10,7 @@ import pytest
 
 from ci.lanes.upstream.accepted import AcceptedTests
 from ci.lanes.upstream.suite import Part, UpstreamVerdict
-from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
+from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped_table
 from lab.operators import MEASURED_SCHEMES
 from lab.operators.cells import table_of
 from lab.operators.pages import accept_table, markdown
@@ -172,13 +172,13 @@ def test_a_table_is_made_of_the_records_of_several_runs(
 
 
 def test_a_table_is_read_as_it_is_written(tmp_path: Path) -> None:
-    (path := tmp_path / "table.json").write_text(to_json(shipped()))
-    assert read(path) == shipped() and path.read_bytes() == TABLE.read_bytes()
+    (path := tmp_path / "table.json").write_text(to_json(shipped_table()))
+    assert read(path) == shipped_table() and path.read_bytes() == TABLE.read_bytes()
 
 
 def test_what_is_not_quantized_on_htp_alone_was_tried_in_a_chain() -> None:
-    assert {case.operator for case in chains() if case.name == CHAIN} <= shipped().cells.keys()
-    assert set(shipped().measured) == {"SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850"}
+    assert {case.operator for case in chains() if case.name == CHAIN} <= shipped_table().cells.keys()
+    assert set(shipped_table().measured) == {"SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850"}
 
 
 def test_the_page_counts_results_and_names_what_fails_or_leaves_htp() -> None:

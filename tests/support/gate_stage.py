@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from ci.suite.lane_head import judging_stages
-from provisioning.base.command_line import guarded
+from provisioning.base.command_line import guard
 from provisioning.base.findings import Artifact, Outcome, Severity
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.stage_run import StageRun
@@ -87,7 +87,7 @@ def _gate(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     assert selection.reports == Path(args.reports)
     flags, names = ["--reports", str(args.reports)], [stage.name for stage in stages]
-    return guarded(lambda: gate.run_gate(stages, names, selection, flags), debug=True)
+    return guard(lambda: gate.run_gate(stages, names, selection, flags), debug=True)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def own_accepted_tests(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(accepted, "DIRECTORY", folder)
     patch.setattr(pages, "FOLDER", folder / "rework-op")
     patch.setattr(pages, "TABLE", folder / "operators.json")
-    patch.setattr(table_judge, "shipped", OperatorTable)
+    patch.setattr(table_judge, "shipped_table", OperatorTable)
     patch.setattr(pages, "PAGE", folder / "operators.md")
 
 

@@ -10,7 +10,7 @@ from ci.report.collect import LayersPart, PlacedOperators, ReportRow, TextFigure
 from ci.suite.accepted import COSTS
 from ci.suite.accuracy import FIGURES
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
-from provisioning.base.foreign import mapped
+from provisioning.base.foreign import map_values
 from provisioning.base.rendering import LOG
 
 GOOD, BAD = "resnet/8a8w/SM8650", "gelu/fp16/SM8750"
@@ -165,7 +165,7 @@ def with_text_everywhere(text: str) -> list[Report]:
     def put(value: object) -> object:
         return value + text if isinstance(value, str) and value not in OURS else value
 
-    return [mapped(replace(report, artifacts=tuple(artifacts)), put) for report in whole]
+    return [map_values(replace(report, artifacts=tuple(artifacts)), put) for report in whole]
 
 
 def report_of(stage: str, /, *findings: Finding, outcome: Outcome = Outcome.PASS, **changed: Any) -> Report:

@@ -81,7 +81,7 @@ class StandInLane:
             for _ in programs
         ]
 
-    def replayed(self, model: OneModel, program: Any, request: ReplayRequest) -> ReplayResult:
+    def replay(self, model: OneModel, program: Any, request: ReplayRequest) -> ReplayResult:
         return ReplayResult(self.broken, 1)
 
     def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:

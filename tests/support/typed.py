@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.answer import answered, split_json
+from provisioning.base.answer import split_json, write_answer
 from provisioning.base.settings import ROOT
 from tests.support.command_server import LATE
 from tests.support.schemas import check_answer, check_answer_to
@@ -146,7 +146,7 @@ def run_here(verb: Any, *words: object) -> int:
 
     if place is None:
         return work()
-    code = answered("verb", rest, Path(place) if place else None, work)
+    code = write_answer("verb", rest, Path(place) if place else None, work)
     if place:
         check_answer(Path(place).read_text(encoding="utf-8"))
     return code

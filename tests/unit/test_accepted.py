@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 from ci.suite.accepted import Baseline, baseline_in
-from ci.suite.accuracy import Among, Pair, compare, rounded
+from ci.suite.accuracy import Among, Pair, compare, round_figures
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.errors import ManifestError
 
@@ -104,7 +104,7 @@ class TestAgreeing:
         figures: Mapping[str, float],
     ) -> Baseline:
         """As --accept does it."""
-        return written(baseline, {"build_id": "v1", "accuracy": rounded(figures)})
+        return written(baseline, {"build_id": "v1", "accuracy": round_figures(figures)})
 
     def test_every_figure_that_is_measured_is_read_again(self, tmp_path: Path) -> None:
         """An accepted argmax was refused by the next run, which did not know its figure."""
@@ -114,7 +114,7 @@ class TestAgreeing:
             Pair("flag", indices, indices),
             Pair("score", floats, floats * 1.01),
         ]
-        figures = rounded(compare(pairs, pairs))
+        figures = round_figures(compare(pairs, pairs))
         agreed = self.accepted(self.agreed(tmp_path), figures)
         assert "reference_choice_agreement" in figures and agreed.programs[NAME].accuracy == figures
 

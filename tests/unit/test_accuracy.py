@@ -22,9 +22,9 @@ from ci.suite.accuracy import (
     Unusable,
     below_floor,
     compare,
-    compared,
+    compare_with_slices,
     each_sample_db,
-    missed,
+    missed_thresholds,
     read_pairs,
     samples_in_words,
     tie_noise,
@@ -98,8 +98,8 @@ class TestFigures:
         measured = {**figures(VALUES, VALUES * 1.1 + 0.05), "top1": 0.5, "max_metric_loss": 0.25}
         limit = measured[figure]
         beyond = math.nextafter(limit, worse * math.inf)
-        assert not missed(Thresholds.model_validate({figure: limit}), measured)
-        assert missed(Thresholds.model_validate({figure: beyond}), measured)
+        assert not missed_thresholds(Thresholds.model_validate({figure: limit}), measured)
+        assert missed_thresholds(Thresholds.model_validate({figure: beyond}), measured)
 
     @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
     def test_the_same_reaches_a_cosine_of_one_and_nothing_exceeds_it(self, values: list[float]) -> None:
@@ -210,7 +210,7 @@ class TestThresholds:
     def test_they_are_held_from_the_right_side(
         self, wanted: dict[str, float], measured: dict[str, float], misses: int
     ) -> None:
-        assert len(missed(Thresholds(**wanted), measured)) == misses
+        assert len(missed_thresholds(Thresholds(**wanted), measured)) == misses
         assert wanted or len(below_floor(measured)) == misses
 
     @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
     sqnr_db: float, reference_sqnr_db: float, bound: float, chip: bool
 ) -> None:
     figures = {"sqnr_db": sqnr_db, "reference_sqnr_db": reference_sqnr_db}
-    misses = missed(Thresholds(sqnr_db=bound), figures)
+    misses = missed_thresholds(Thresholds(sqnr_db=bound), figures)
     assert chip_differs(misses, figures) == chip
     assert ("quantizing loses" in accuracy_message(misses, figures, Causes("quantizing loses most"))) != chip
 
@@ -339,7 +339,7 @@ def test_indices_of_equal_values_agree_and_no_others(
     pair = Pair("y", numpy.array([[0, 1, 0]]), numpy.array([found]), 0, AMONG)
     figures = compare([pair])
     assert figures == {"agreement": pytest.approx(agreement), "choice_agreement": pytest.approx(choice)}
-    assert bool(missed(Thresholds(), figures)) == (choice < 1)
+    assert bool(missed_thresholds(Thresholds(), figures)) == (choice < 1)
 
 
 def test_where_many_values_are_as_good_as_the_best_another_index_is_wrong() -> None:
@@ -360,7 +360,7 @@ def test_a_healthy_model_of_8_bits_stays_green_where_its_classes_or_scores_are_n
     among = Among(floats, tie_noise([floats], [quantized], 0))
     wanted, found = (numpy.argsort(-values, 0)[:chosen] for values in (floats, quantized))
     figures = compare([Pair("y", wanted, found, 0, among)])
-    assert figures["agreement"] < 1 and not missed(Thresholds(), figures)
+    assert figures["agreement"] < 1 and not missed_thresholds(Thresholds(), figures)
 
 
 def test_values_whose_differences_are_lost_have_no_ties() -> None:
@@ -511,7 +511,7 @@ class TestWhatDependsOnTheInput:
 
         whole = Pair("", numpy.arange(4), numpy.arange(4), 0)
         pairs = [pair for _ in range(3) for pair in (whole, row(0, 10, 1), row(self.MEAN, 0.01, 2))]
-        figures, lines = compared(pairs)
+        figures, lines = compare_with_slices(pairs)
         (finding,) = constant_outputs(make_program(tmp_path), figures, lines, "look")
         assert "output 2" in finding.message and "output 1" not in finding.message
 
@@ -606,4 +606,6 @@ def test_more_are_drawn_of_a_model_that_takes_less_than_a_second(flops: float, d
 
 def test_a_lost_part_alone_is_cured_by_an_output_of_its_own() -> None:
     figures = {"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}
-    assert "own output" in accuracy_fix(missed(Thresholds(), figures), figures, "divergence", "where")
+    assert "own output" in accuracy_fix(
+        missed_thresholds(Thresholds(), figures), figures, "divergence", "where"
+    )

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ci.github import adopt
-from ci.github.adopt import COMMENT, DEPENDABOT, GATE, billed
+from ci.github.adopt import COMMENT, DEPENDABOT, GATE, billed_minutes
 from ci.work.jobs import Job
 from lab.lint import FILLED_IN
 from provisioning.base.errors import CheckFailed, UsageError
@@ -150,6 +150,8 @@ def test_the_page_shows_the_workflow_that_comments_as_it_is_written() -> None:
 
 def test_minutes_grow_with_the_programs_and_are_fewer_if_nothing_changed() -> None:
     few, many = ([Job(str(number), 60.0) for number in range(count)] for count in (2, 100))
-    assert billed(few, 1.0) < billed(many, 1.0) and billed(many, 0.1) < billed(many, 1.0)
+    assert billed_minutes(few, 1.0) < billed_minutes(many, 1.0) and billed_minutes(
+        many, 0.1
+    ) < billed_minutes(many, 1.0)
     # plan, report, verdict, and a job that is ready after two and a half minutes
-    assert billed([Job("one", 10.0)], 1.0) == 3 + 3
+    assert billed_minutes([Job("one", 10.0)], 1.0) == 3 + 3

@@ -16,8 +16,8 @@ import pytest
 from ci.__main__ import VERBS as CI
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.command_line import Verb, count, duration, guarded, main
-from provisioning.base.commands import captured
+from provisioning.base.command_line import Verb, count, duration, guard, main
+from provisioning.base.commands import capture
 from provisioning.base.commands import session as session_of
 from provisioning.base.settings import ROOT
 
@@ -106,12 +106,12 @@ def test_an_interrupt_ends_with_130_and_no_traceback(
 def test_the_process_ends_with_130_too_wherever_the_interrupt_met_it(tmp_path: Path) -> None:
     """Also in code that is made from text, as a dataclass is when it is imported."""
     script = (
-        "import sys; from provisioning.base.command_line import guarded\n"
-        "sys.exit(guarded(lambda: exec('raise KeyboardInterrupt'), debug=False))"
+        "import sys; from provisioning.base.command_line import guard\n"
+        "sys.exit(guard(lambda: exec('raise KeyboardInterrupt'), debug=False))"
     )
     (tmp_path / "interrupted.py").write_text(script)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    assert captured([sys.executable, "-m", "interrupted"], env=environ).returncode == 130
+    assert capture([sys.executable, "-m", "interrupted"], env=environ).returncode == 130
 
 
 def test_sigterm_ends_with_143() -> None:
@@ -119,14 +119,14 @@ def test_sigterm_ends_with_143() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         return 0
 
-    assert guarded(work, debug=False) == 143
+    assert guard(work, debug=False) == 143
 
 
 def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None:
     script = (
-        "import sys; from provisioning.base.command_line import guarded\n"
+        "import sys; from provisioning.base.command_line import guard\n"
         "def work():\n    [print('x' * 1000, flush=True) for _ in range(1000)]; return 5\n"
-        "sys.exit(guarded(work, debug=False))"
+        "sys.exit(guard(work, debug=False))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -140,8 +140,8 @@ def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None
 
 def test_output_that_nothing_can_take_is_a_clear_error() -> None:
     program = (
-        "import sys; from provisioning.base.command_line import guarded\n"
-        "sys.exit(guarded(lambda: print('y') or 0, debug=False))"
+        "import sys; from provisioning.base.command_line import guard\n"
+        "sys.exit(guard(lambda: print('y') or 0, debug=False))"
     )
     with Path("/dev/full").open("wb") as full:
         run = subprocess.run(
@@ -206,12 +206,12 @@ def test_a_missing_module_of_ours_is_a_crash_and_no_missing_package(
     def work() -> int:
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
-    assert guarded(work, debug=False, session=session_of("matrix")) == code
+    assert guard(work, debug=False, session=session_of("matrix")) == code
     shown = capsys.readouterr().err
     assert missing in shown and ("Traceback" in shown) is (code == 70)
 
 
 def test_a_captured_program_reads_what_it_is_given_and_nothing_of_ours() -> None:
     command = [sys.executable, "-c", "import sys; print(sys.stdin.read())"]
-    assert captured(command, input="given").stdout == "given\n"
-    assert captured(command).stdout == "\n"
+    assert capture(command, input="given").stdout == "given\n"
+    assert capture(command).stdout == "\n"

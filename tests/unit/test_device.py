@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from ci.device import run_bundle, session
-from ci.device.session import LOCK, Holder, claimed, this_process
+from ci.device.session import LOCK, Holder, claim_folder, this_process
 from ci.device.transport import Adb, CommandResult, TimedOut
 from ci.diagnose.rules import failure_rules
 from ci.gate.supervision import death
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quote_command
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
@@ -164,16 +164,16 @@ def hold(folder: str, holder: str) -> Path:
 
 
 def test_a_second_run_gets_the_holders_name(folder: str) -> None:
-    with claimed(Local(), folder):
+    with claim_folder(Local(), folder):
         with pytest.raises(EnvironmentLacking, match=rf"process {this_process().process}\b"):
-            claimed(Local(), folder).__enter__()
+            claim_folder(Local(), folder).__enter__()
         assert (Path(folder) / LOCK).is_dir()
 
 
 def test_what_somebody_else_took_meanwhile_is_left_to_them(folder: str) -> None:
     """A user removed the claim by hand, as the message says, and began another run."""
     holder = Path(folder) / LOCK / "holder"
-    with claimed(Local(), folder):
+    with claim_folder(Local(), folder):
         holder.write_text("another-boot/1 7 ann\n", encoding="utf-8")
     assert holder.read_text(encoding="utf-8") == "another-boot/1 7 ann\n"
 
@@ -181,7 +181,7 @@ def test_what_somebody_else_took_meanwhile_is_left_to_them(folder: str) -> None:
 def test_what_a_killed_run_of_this_machine_left_is_removed(folder: str) -> None:
     me = this_process()
     hold(folder, Holder(me.machine, ended_process(), "somebody").encode())
-    with claimed(Local(), folder):
+    with claim_folder(Local(), folder):
         holder = Holder.decode((Path(folder) / LOCK / "holder").read_text(encoding="utf-8"))
         assert holder is not None and holder.process == me.process
 
@@ -189,14 +189,14 @@ def test_what_a_killed_run_of_this_machine_left_is_removed(folder: str) -> None:
 def test_what_another_machine_holds_is_left_alone(folder: str) -> None:
     lock = hold(folder, Holder("another-boot/1", ended_process(), "ann on builder, process 7").encode())
     with pytest.raises(EnvironmentLacking, match="ann on builder, process 7") as caught:
-        claimed(Local(), folder).__enter__()
-    assert lock.is_dir() and quoted("rm", "-r", f"{folder}/{LOCK}") in caught.value.fix
+        claim_folder(Local(), folder).__enter__()
+    assert lock.is_dir() and quote_command("rm", "-r", f"{folder}/{LOCK}") in caught.value.fix
 
 
 def test_a_holder_that_has_not_written_its_name_yet_holds(folder: str) -> None:
     (Path(folder) / LOCK).mkdir(parents=True)
     with pytest.raises(EnvironmentLacking, match=folder):
-        claimed(Local(), folder).__enter__()
+        claim_folder(Local(), folder).__enter__()
 
 
 def test_of_many_at_once_one_has_it(folder: str) -> None:
@@ -204,7 +204,7 @@ def test_of_many_at_once_one_has_it(folder: str) -> None:
 
     def has_it(_: int) -> bool:
         try:
-            with claimed(Local(), folder):
+            with claim_folder(Local(), folder):
                 ended.wait(60)
                 return True
         except EnvironmentLacking:
@@ -220,7 +220,7 @@ def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path,
     """`--device-dir /usr` would cost the device its programs."""
     (tmp_path / "usr" / entry).mkdir(parents=True)
     with pytest.raises(UsageError, match=str(tmp_path)) as caught:
-        claimed(Local(), f"{tmp_path}/usr").__enter__()
+        claim_folder(Local(), f"{tmp_path}/usr").__enter__()
     assert [path.name for path in (tmp_path / "usr").iterdir()] == [entry]
     assert caught.value.fix.endswith(f"--device-dir {tmp_path}/usr/qnn-ci")
 

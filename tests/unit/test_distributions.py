@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ci.work import digests
-from ci.work.digests import installed
+from ci.work.digests import digests_of_installed
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def as_in_a_new_process() -> None:
 
 def seen(site: Path, *search: Path) -> dict[str, str]:
     as_in_a_new_process()
-    return installed((str(site),), [str(path) for path in search], site.parent / "store")
+    return digests_of_installed((str(site),), [str(path) for path in search], site.parent / "store")
 
 
 def later(path: Path, text: str) -> None:
@@ -116,7 +116,7 @@ def test_a_file_that_has_just_changed_is_neither_remembered_nor_believed(tmp_pat
 
 def test_each_folder_has_its_own_packages(site: Path, tmp_path: Path) -> None:
     install(other := tmp_path / "other", "more", "2.0", {"more.py": ""})
-    assert {"part", "more"} <= installed((str(site), str(other)), [], tmp_path / "store").keys()
+    assert {"part", "more"} <= digests_of_installed((str(site), str(other)), [], tmp_path / "store").keys()
 
 
 def test_where_a_project_lies_that_is_installed_editable_is_no_matter(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_where_a_project_lies_that_is_installed_editable_is_no_matter(tmp_path: 
     for project in (tmp_path / "clone", tmp_path / "other"):
         (folder := project / "site-packages").mkdir(parents=True)
         (folder / "net.pth").write_text(f"{project}/src")
-        keys.append(installed((str(folder),), [], tmp_path / "store", (project,)))
+        keys.append(digests_of_installed((str(folder),), [], tmp_path / "store", (project,)))
     assert keys[0] == keys[1]
 
 
@@ -172,7 +172,7 @@ def test_a_file_is_read_once_for_each_inode_and_time_of_change(
     def names_read(store: str) -> set[str]:
         as_in_a_new_process()
         read.clear()
-        installed((str(site),), [], tmp_path / store)
+        digests_of_installed((str(site),), [], tmp_path / store)
         return {Path(name).name for name in read if name.endswith(".py")}
 
     assert names_read("store") == {"__init__.py", "more.py"}

@@ -59,7 +59,7 @@ def test_closing_writes_shows_and_gives_the_exit_code(
 WRITES = """\
 import resource, sys
 from pathlib import Path
-from provisioning.base.command_line import guarded
+from provisioning.base.command_line import guard
 from provisioning.base.stage_run import StageRun
 
 def work():
@@ -67,7 +67,7 @@ def work():
     StageRun("lint", "wheels", "x86_64-linux", "nox").finish().write(Path(sys.argv[1]))
     return 0
 
-sys.exit(guarded(work, debug=False))
+sys.exit(guard(work, debug=False))
 """
 
 

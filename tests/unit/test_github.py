@@ -19,7 +19,7 @@ from ci.gate import verb as gate_verb
 from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import plan, setup
 from ci.github.run_stage import stage
-from ci.github.verdict import unpacked
+from ci.github.verdict import unpack_plan
 from ci.work.jobs import Job
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import UsageError
@@ -156,7 +156,7 @@ def test_the_plan_names_each_program_that_the_verdict_waits_for(
 ) -> None:
     environ = {**adopter, "QNN_CI_RUN": "7.1", **{f"QNN_CI_{name}": value for name, value in inputs.items()}}
     jobs = planned(environ)
-    result = unpacked(pairs(Path(environ["GITHUB_OUTPUT"]))["planned"])
+    result = unpack_plan(pairs(Path(environ["GITHUB_OUTPUT"]))["planned"])
     assert result.programs == programs and result.run == "7.1"
     assert {name: job.artifact for name, job in result.jobs.items()} == {
         job["name"]: job["artifact"] for job in jobs
@@ -217,7 +217,7 @@ def test_a_change_of_unrelated_files_alone_starts_no_job(
     assert plan.plan(environ) == 0
     outputs = pairs(Path(environ["GITHUB_OUTPUT"]))
     assert (json.loads(outputs["jobs"]) != []) == runs
-    assert unpacked(outputs["planned"]).unrelated == (() if runs else tuple(sorted(changed)))
+    assert unpack_plan(outputs["planned"]).unrelated == (() if runs else tuple(sorted(changed)))
 
 
 def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_of_their_own(

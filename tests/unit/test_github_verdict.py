@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.github.verdict import Planned, PlannedJob, unpacked, verdict
+from ci.github.verdict import Planned, PlannedJob, unpack_plan, verdict
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric, Outcome, Report
 from tests.support.program_reports import row
@@ -209,4 +209,4 @@ def test_a_plan_that_cannot_be_read_is_no_plan(run: Job, text: str) -> None:
 def test_a_plan_of_thousands_of_programs_fits_into_a_variable() -> None:
     names = [f"model-{number}/16a8w-calibrated/SM{8000 + number % 900}" for number in range(5000)]
     planned = replace(PLANNED, programs={LOWERING: names, EMULATOR: names})
-    assert len(planned.packed()) < 128 << 10 and unpacked(planned.packed()) == planned
+    assert len(planned.packed()) < 128 << 10 and unpack_plan(planned.packed()) == planned

@@ -36,7 +36,7 @@ from ci.work.cached_steps import NotCached, Step
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from ci.work.plain import read, to_json
-from ci.work.request import NOTHING, key_of, sent
+from ci.work.request import NOTHING, key_of, sent_request
 from ci.work.results import CachedResults
 from provisioning import known_faults
 from provisioning.base.settings import Selection
@@ -251,14 +251,14 @@ def _gets_all(program: Any) -> bool:
 
 def _gets_all_of_onnx(program: Any) -> bool:
     folders = dict.fromkeys(("log", "export_folder"), "folder")
-    request = json.loads(json.dumps({**sent(request_of(program, NOTHING)), **folders}))
+    request = json.loads(json.dumps({**sent_request(request_of(program, NOTHING)), **folders}))
     order = OnnxOrder.of(read(OnnxRequest, request))
     same = _same(order.case, program.case) and _same(order.run, program.run)
     return same and order.run.settings(program.soc) == program.run.settings(program.soc)
 
 
 def _gets_all_of_llm(program: Any) -> bool:
-    request = json.loads(json.dumps(sent(_judge(program, Path("model")).request(program))))
+    request = json.loads(json.dumps(sent_request(_judge(program, Path("model")).request(program))))
     order, run = read(SuiteOrder, request).compiled, program.run
     wanted = (run.through, run.precision, run.parts, program.soc)
     return (order.through, order.precision, order.parts, order.soc) == wanted

@@ -50,7 +50,7 @@ from ci.model_commands import run as run_command
 from ci.report.collect import report_in, rows_of
 from ci.work.outcome import Result
 from ci.work.plain import to_json
-from provisioning.base.command_line import guarded, main
+from provisioning.base.command_line import guard, main
 from provisioning.base.commands import SPELLED_INSTALLED
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report
@@ -359,7 +359,7 @@ def typed(name: str, *words: object) -> int:
     """The exit code of `run` or `check`."""
     verb: Any = {"run": run_command, "check": CHECK}[name]
     arguments = parsed(verb, *words)
-    return guarded(lambda: verb.run(arguments), debug=False)
+    return guard(lambda: verb.run(arguments), debug=False)
 
 
 @dataclass
@@ -430,7 +430,7 @@ class Compiled:
         self.monkeypatch.setenv("QNN_CI_REPORTS", str(self.folder / "reports"))
         ask = contextlib.nullcontext(answer)
         self.monkeypatch.setattr("ci.lanes.llm.commands.ask_worker", lambda *_: ask)
-        self.monkeypatch.setattr("ci.lanes.llm.commands.encoded", encoded)
+        self.monkeypatch.setattr("ci.lanes.llm.commands.encode_texts", encoded)
         return typed("check", self.folder / "out", "--text", self.folder / "text.txt", *flags)
 
     @property

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from ci.suite.accepted import low_figures
-from ci.suite.accuracy import Pair, below_floor, compared
+from ci.suite.accuracy import Pair, below_floor, compare_with_slices
 
 RANDOM = numpy.random.default_rng(1)
 
@@ -37,7 +37,7 @@ def detector(*, scores: Any = None) -> Any:
 
 def compare_in_steps(make: Callable[[], Any], levels: int = 256) -> tuple[dict[str, float], list[str]]:
     inferences = [make() for _ in range(2)]
-    return compared(
+    return compare_with_slices(
         Pair(f"{n}", inference, in_steps(inference, levels), 0) for n, inference in enumerate(inferences)
     )
 
@@ -61,7 +61,7 @@ def test_a_score_that_keeps_its_mean_and_nothing_else_is_lost() -> None:
     found = [array.copy() for array in wanted]
     for array in found:
         array[..., 4:] = 0.5
-    figures, slices = compared(
+    figures, slices = compare_with_slices(
         Pair(f"{n}", *both, 0) for n, both in enumerate(zip(wanted, found, strict=True))
     )
     assert below_floor(figures) == ["slice_sqnr_db"] and "1 distinct value" in slices[0]
@@ -128,11 +128,11 @@ def test_scores_that_have_the_step_of_boxes_are_lost_however_small_they_are(larg
 def test_fewer_than_sixteen_values_are_below_the_floor_however_near_they_are(levels: int) -> None:
     steps = numpy.linspace(0, 1, 2000).reshape(1, 2000)
     found = (numpy.floor(steps * levels).clip(0, levels - 1) + 0.5) / levels
-    figures, slices = compared([Pair("y", steps, found, 0)])
+    figures, slices = compare_with_slices([Pair("y", steps, found, 0)])
     assert "slice_sqnr_db" in below_floor(figures) and f"{levels} distinct value" in slices[0]
     # Also beside an output that is itself below the floor of slices.
     noisy = steps + 0.1 * RANDOM.standard_normal(steps.shape)
-    figures, _ = compared([Pair("y", steps, found, 0), Pair("z", steps, noisy, 1)])
+    figures, _ = compare_with_slices([Pair("y", steps, found, 0), Pair("z", steps, noisy, 1)])
     assert figures["sqnr_db"] < 20 and "slice_sqnr_db" in below_floor(figures)
 
 
@@ -140,7 +140,7 @@ def test_one_channel_that_is_computed_wrongly_is_below_the_floor() -> None:
     wanted = RANDOM.standard_normal((1, 1000, 40))
     found = wanted + 0.001 * RANDOM.standard_normal(wanted.shape)
     found[:, 7] = 0
-    figures, slices = compared([Pair("y", wanted, found, 0)])
+    figures, slices = compare_with_slices([Pair("y", wanted, found, 0)])
     assert figures["sqnr_db"] > 25 and below_floor(figures) == ["slice_sqnr_db"]
     assert len(slices) == 1 and "slice 7 of 1000 along dimension 1" in slices[0]
 
@@ -155,7 +155,7 @@ def test_many_dead_slices_do_not_excuse_one_another(strong: int, weak: int) -> N
     wanted = weakening(strong, weak, 0.1)
     found = wanted.copy()
     found[..., strong:] = 0
-    figures, slices = compared([Pair("y", wanted, found, 0)])
+    figures, slices = compare_with_slices([Pair("y", wanted, found, 0)])
     assert figures["sqnr_db"] > 10 and below_floor(figures) == ["slice_sqnr_db"]
     assert f"slices {strong} to {strong + weak - 1}" in slices[-1]
 
@@ -166,13 +166,15 @@ def test_slices_that_hardly_say_anything_may_be_less_than_a_step() -> None:
     wanted = draw * numpy.geomspace(0.001, 1, 64)
     found = in_steps(wanted)
     assert (found[..., :5] == 0).all()
-    assert not below_floor(compared([Pair("y", wanted, found, 0)])[0])
+    assert not below_floor(compare_with_slices([Pair("y", wanted, found, 0)])[0])
 
 
 def test_a_slice_need_not_be_nearer_than_the_worst_output_and_a_lower_threshold_needs_a_reason() -> None:
     noisy = [RANDOM.standard_normal((1, 64, 64)) for _ in range(2)]
     found = [array + 0.2 * RANDOM.standard_normal(array.shape) for array in noisy]
-    figures, _ = compared(Pair(f"{n}", *both, 0) for n, both in enumerate(zip(noisy, found, strict=True)))
+    figures, _ = compare_with_slices(
+        Pair(f"{n}", *both, 0) for n, both in enumerate(zip(noisy, found, strict=True))
+    )
     assert 10 < figures["sqnr_db"] < 20 and not below_floor(figures) and not low_figures(figures, 1.0)
     lost, _ = compare_in_steps(detector)
     assert low_figures(lost, 1.0) == ["slice_sqnr_db"]
@@ -181,16 +183,18 @@ def test_a_slice_need_not_be_nearer_than_the_worst_output_and_a_lower_threshold_
 def test_a_slice_that_is_constant_in_float_is_told_and_not_judged() -> None:
     wanted = RANDOM.standard_normal((2, 32, 3))
     wanted[..., 1] = 1e-3
-    figures, slices = compared([Pair("y", wanted, in_steps(wanted), 0)])
+    figures, slices = compare_with_slices([Pair("y", wanted, in_steps(wanted), 0)])
     assert not below_floor(figures) and len(slices) == 1 and "constant in float" in slices[0]
 
 
 def test_very_large_and_empty_like_outputs_are_compared() -> None:
     huge = RANDOM.standard_normal((1, 20, 20)) * 1e200
-    assert compared([Pair("y", huge, huge * 1.01, 0)])[0]["slice_sqnr_db"] == pytest.approx(40, abs=0.1)
+    assert compare_with_slices([Pair("y", huge, huge * 1.01, 0)])[0]["slice_sqnr_db"] == pytest.approx(
+        40, abs=0.1
+    )
     zeros = numpy.zeros((1, 20, 20))
-    assert not compared([Pair("y", zeros, zeros, 0)])[1]
-    assert "slice_sqnr_db" in compared([Pair("y", numpy.float64(1), numpy.float64(1))])[0]
+    assert not compare_with_slices([Pair("y", zeros, zeros, 0)])[1]
+    assert "slice_sqnr_db" in compare_with_slices([Pair("y", numpy.float64(1), numpy.float64(1))])[0]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +210,7 @@ def test_decisions_within_a_sixteenth_may_be_off_by_a_step_of_eight_bits(
     wanted[0, :, 3] = numpy.linspace(0, largest, 2000)
     found = wanted.copy()
     found[0, :, 3] = numpy.round(wanted[0, :, 3] / step) * step
-    figures, slices = compared([Pair("y", wanted, found, 0)])
+    figures, slices = compare_with_slices([Pair("y", wanted, found, 0)])
     assert ("slice_sqnr_db" not in below_floor(figures)) is stays, slices
 
 
@@ -267,4 +271,4 @@ def test_a_part_is_lost_from_the_limits_of_the_page_on(
 ) -> None:
     """docs/accuracy.md, on slices and on outputs with few values."""
     for arguments, below in ((kept, []), (lost, ["slice_sqnr_db"])):
-        assert below_floor(compared([Pair("y", *make(*arguments), 0)])[0]) == below, arguments
+        assert below_floor(compare_with_slices([Pair("y", *make(*arguments), 0)])[0]) == below, arguments

@@ -13,7 +13,7 @@ from ci.lanes.executorch import HEAD
 from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.suite import SUITES
 from ci.models.own_packages import NONE, Needs, locked_versions
-from ci.models.projects import contradicted, nearest_project, version_at_hand
+from ci.models.projects import contradictions, nearest_project, version_at_hand
 from ci.models.user_model import user_model
 from ci.one_model.model import OneModel
 from ci.one_model.packages import needs_of_model
@@ -82,13 +82,13 @@ def test_another_version_of_a_locked_package_is_refused_by_name(folder: Path) ->
 
 @pytest.mark.parametrize("marker", ["python_version < '3'", "sys_platform == 'win32'", "extra == 'old'"])
 def test_a_pin_for_another_python_system_or_extra_contradicts_nothing(marker: str) -> None:
-    assert list(contradicted([f"torch==1.13; {marker}"], {"torch": "2.9.0+cpu"})) == []
+    assert list(contradictions([f"torch==1.13; {marker}"], {"torch": "2.9.0+cpu"})) == []
 
 
 def test_a_projects_pins_that_do_not_count_are_told() -> None:
     pins = {"torch": "2.13.0+cpu", "executorch": "1.5.1"}
     texts = ["torch==2.13.0", "Torch<2; python_version>'3'", "executorch==1.4", "timm==1.0", "what?"]
-    rows = [(name, version) for _, name, version in contradicted(texts, pins)]
+    rows = [(name, version) for _, name, version in contradictions(texts, pins)]
     assert rows == [("torch", "2.13.0+cpu"), ("executorch", "1.5.1")]
 
 

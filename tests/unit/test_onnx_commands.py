@@ -137,7 +137,7 @@ class StandIn:
             "quantize": to_json(QuantizedModel(model="quantized.onnx", calibrated_by=3)),
             "compile_context": to_json(CONTEXT),
             "run": to_json(RunReply("v2.0.0.1")),
-            "mixed": to_json(MIXED),
+            "compile_mixed": to_json(MIXED),
         }
 
     def environment(self, own: object = None) -> dict[str, str]:
@@ -291,10 +291,10 @@ class TestAudit:
     def test_every_precision_is_compiled_once(self, stand_in: StandIn, tmp_path: Path) -> None:
         code, rows = self.audited(tmp_path)
         assert code == 0 and list(rows) == ["fp16", "8a8w", "16a8w"]
-        compiled = [order["precision"] for what, order in stand_in.orders if what == "mixed"]
+        compiled = [order["precision"] for what, order in stand_in.orders if what == "compile_mixed"]
         assert compiled == ["fp16", "u8u8", "u16u8"]
         assert self.audited(tmp_path) == (0, rows)
-        assert [what for what, _ in stand_in.orders].count("mixed") == 3
+        assert [what for what, _ in stand_in.orders].count("compile_mixed") == 3
 
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
         stand_in.replies["prepare"] = {"error": REFUSAL}

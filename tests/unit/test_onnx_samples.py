@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ci.lanes.onnx.options import Value, parse_assignments, settings_of
-from ci.lanes.onnx.samples import MOST, calibration_samples, divided, read_samples
-from ci.models.inputs import GraphSignature, InputsUsed, Tensor, checked, drawn, read_inputs
+from ci.lanes.onnx.samples import MOST, calibration_samples, divide_samples, read_samples
+from ci.models.inputs import GraphSignature, InputsUsed, Tensor, check_sample, draw_sample, read_inputs
 from ci.work.plain import to_json
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
@@ -32,7 +32,7 @@ def test_each_sample_is_used_once(
     count: int, limits: tuple[int | None, int | None], compared: int, calibrating: int
 ) -> None:
     samples = [{"x": GOOD * number} for number in range(count)]
-    divided_ = divided(samples, *limits)
+    divided_ = divide_samples(samples, *limits)
     numbers = [int(sample["x"].max()) for sample in [*divided_.compared, *divided_.calibrating]]
     assert (len(divided_.compared), len(divided_.calibrating)) == (compared, calibrating)
     assert len({*numbers}) == len(numbers) and (count < 5 or numbers != sorted(numbers))
@@ -40,7 +40,7 @@ def test_each_sample_is_used_once(
 
 
 def test_a_lone_sample_judges_and_calibrates() -> None:
-    compared, calibrating, used = divided([{"x": GOOD}], None, None)
+    compared, calibrating, used = divide_samples([{"x": GOOD}], None, None)
     assert len(compared) == len(calibrating) == 1 and "also" in str(used)
 
 
@@ -78,7 +78,7 @@ def test_a_sample_that_does_not_fit_is_refused(
     sample: dict[str, Any], signature: GraphSignature, words: str
 ) -> None:
     with pytest.raises(CheckFailed) as caught:
-        checked(sample, signature, "here")
+        check_sample(sample, signature, "here")
     assert words in f"{caught.value.message} {caught.value.fix}"
 
 
@@ -142,14 +142,14 @@ class TestFunction:
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 def test_a_drawn_mask_hides_a_part_only(dtype: str) -> None:
-    array = drawn(GraphSignature((Tensor("mask", dtype, (4, 16)),), ()))["mask"]
+    array = draw_sample(GraphSignature((Tensor("mask", dtype, (4, 16)),), ()))["mask"]
     assert array.dtype == dtype and {int(number) for number in array.ravel()} == {0, 1}
 
 
 def test_drawn_values_lie_within_the_range_of_others() -> None:
     """One beyond it is cut by what was calibrated, and is then all of the error."""
     compared, *others = (
-        drawn(GraphSignature((Tensor("x", "float32", (40, 50)),), ()), seed) for seed in range(3)
+        draw_sample(GraphSignature((Tensor("x", "float32", (40, 50)),), ()), seed) for seed in range(3)
     )
     assert abs(compared["x"]).max() <= max(abs(sample["x"]).max() for sample in others)
 

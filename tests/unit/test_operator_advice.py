@@ -49,7 +49,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Any:
         rows = {"measured": dict.fromkeys(chips, "x"), "cells": {name: chips}}
         own = OperatorTable.model_validate(rows, strict=False)
         own_onnx = OperatorTable.model_validate({"cells": onnx}, strict=False)
-        monkeypatch.setattr(table, "shipped", lambda: own)
+        monkeypatch.setattr(table, "shipped_table", lambda: own)
         monkeypatch.setattr(table, "shipped_rows", lambda: rows_by_key(own.cells))
         monkeypatch.setattr(table, "shipped_onnx", lambda: own_onnx)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.command_line import guarded
+from provisioning.base.command_line import guard
 from provisioning.base.settings import Selection
 from provisioning.environment import resolve
 from provisioning.verbs import store as verb
@@ -61,10 +61,10 @@ def test_what_changed_since_the_first_use_is_named_until_it_is_adopted(
     (note,) = notes(sdk)
     assert words in note and f"store adopt {sdk}" in note.replace(" -- ", " ")
     args = parsed(verb, "adopt", sdk, "--store", sdk.parent / "store")
-    assert guarded(lambda: verb.run(args), debug=False) == 0
+    assert guard(lambda: verb.run(args), debug=False) == 0
     assert notes(sdk) == []
 
 
 def test_a_folder_that_is_no_sdk_is_not_adopted(tmp_path: Path) -> None:
     args = parsed(verb, "adopt", tmp_path, "--store", tmp_path / "store")
-    assert guarded(lambda: verb.run(args), debug=False) == 2
+    assert guard(lambda: verb.run(args), debug=False) == 2

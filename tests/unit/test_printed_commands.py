@@ -26,7 +26,7 @@ from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import answer, commands
 from provisioning.base.command_line import Parser, module_of
-from provisioning.base.commands import Fix, add_flags, leave_out, quoted, session
+from provisioning.base.commands import Fix, add_flags, leave_out, quote_command, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import ROOT, profile_names
@@ -40,7 +40,7 @@ HEAD = re.compile(
     r"|docker run|adb -s|export \w+=|patchelf|ln -s|mv |cp -)[^,:]*$"
 )
 """A command up to a value in it. The name after `nox -s` is ours; a comma or colon ends it."""
-QUOTING = {"quoted", "session", "quote", "quoted_session"}
+QUOTING = {"quote_command", "session", "quote", "quoted_session"}
 
 PRINTING = ("provisioning", "ci", "lab")
 
@@ -90,7 +90,7 @@ def test_no_command_is_printed_with_a_value_that_is_not_quoted() -> None:
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
 def test_a_shell_reads_the_words_that_were_given(words: list[str]) -> None:
-    assert shlex.split(quoted(*words)) == words
+    assert shlex.split(quote_command(*words)) == words
     assert shlex.split(session("name", *words)) == ["nox", "-s", "name", "--", *words]
     assert shlex.split(session("name", *words).installed) == ["qnn-ci", "name", *words]
 
@@ -230,11 +230,11 @@ def test_every_command_of_every_rule_parses_in_a_shell_and_by_its_verb() -> None
     for place, fix in _fixes_of_manifests():
         for command in fix.commands:
             verb, *words = shlex.split(Fix("{}", command).installed)[1:]
-            typed = shlex.split(quoted("nox", "-s", *command))[2:]
+            typed = shlex.split(quote_command("nox", "-s", *command))[2:]
             checked += 1
             words = [FILLED_IN.get(word, word) for word in words]
             if typed != list(command) or not any(_taken(name, words) for name in ANY_OF.get(verb, (verb,))):
-                wrong.append(f"{place}: {quoted(*command)}")
+                wrong.append(f"{place}: {quote_command(*command)}")
     assert checked > 200 and not wrong, "\n".join(wrong)
 
 
@@ -300,7 +300,7 @@ def _refused(text: str) -> Iterator[str]:
         for verb, words in _of_verbs(command):
             verbs = ANY_OF.get(verb, (verb,))
             if not any(_taken(name, words) for name in verbs):
-                yield f"{quoted(*command)}: {_refusal(verbs[0], words).splitlines()[0]}"
+                yield f"{quote_command(*command)}: {_refusal(verbs[0], words).splitlines()[0]}"
 
 
 @pytest.mark.parametrize("name", [*CI, *PROVISIONING, *LAB])
@@ -495,7 +495,7 @@ def test_a_printed_command_is_of_the_profile_that_the_stage_ran_with(
     with pytest.raises(EnvironmentLacking), stage.reported(tmp_path, "bundle-stopped"):
         raise error
     for found in (error.fix, *(finding.fix for finding in stage.finish().findings)):
-        assert isinstance(found, Fix) and [quoted(*command) for command in found.commands] == commands
+        assert isinstance(found, Fix) and [quote_command(*command) for command in found.commands] == commands
         # The words around them stay.
         assert [part for part in found.parts if isinstance(part, str)] == [
             part for part in fix.parts if isinstance(part, str)

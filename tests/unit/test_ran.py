@@ -10,7 +10,7 @@ import pytest
 
 from ci.model_commands import run
 from ci.models.inputs import Sample
-from ci.one_model.output import Ran, compared, outputs_in, write
+from ci.one_model.output import Ran, compare_outputs, outputs_in, write
 from provisioning.base.errors import CheckFailed, UsageError
 
 VALUES = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -45,20 +45,20 @@ def test_names_that_would_be_one_file_are_two(tmp_path: Path) -> None:
 def test_outputs_are_compared_by_name_where_both_have_it_else_in_order() -> None:
     ours = {"a": VALUES, "b": -VALUES}
     for other in ({"b": -VALUES, "a": VALUES}, {"x": VALUES, "y": -VALUES}):
-        found = compared(ours, other, "other")
+        found = compare_outputs(ours, other, "other")
         assert not found.differ and all("bit-equal" in line for line in found.lines)
 
 
 def test_outputs_with_little_in_common_differ() -> None:
-    assert not compared({"y": VALUES * 1.1}, {"y": VALUES}, "other").differ
-    assert compared({"y": -VALUES}, {"y": VALUES}, "other").differ
-    assert compared({"y": np.arange(3)}, {"y": np.arange(3) + 1}, "other").differ
+    assert not compare_outputs({"y": VALUES * 1.1}, {"y": VALUES}, "other").differ
+    assert compare_outputs({"y": -VALUES}, {"y": VALUES}, "other").differ
+    assert compare_outputs({"y": np.arange(3)}, {"y": np.arange(3) + 1}, "other").differ
 
 
 @pytest.mark.parametrize("other", [{}, {"y": VALUES[0]}])
 def test_outputs_of_another_model_cannot_be_compared(other: Sample) -> None:
     with pytest.raises(CheckFailed):
-        compared({"y": VALUES}, other, "other")
+        compare_outputs({"y": VALUES}, other, "other")
 
 
 @pytest.mark.parametrize("flags", [["--option", "a=b"], ["--dimension", "x=1"], ["--as-it-is"]])

@@ -12,7 +12,7 @@ import pytest
 from ci.explain import repair
 from ci.model_commands.compile import compile_precisions
 from ci.one_model.model import OneModel
-from ci.one_model.product import Outcome, Product, judged
+from ci.one_model.product import Outcome, Product, judge_products
 from ci.one_model.report import ModelReport
 from provisioning.base.errors import UsageError
 from provisioning.base.stage_run import StageRun
@@ -117,9 +117,9 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
 
 def test_one_wrong_program_of_several_is_the_exit_code_and_in_the_report(tmp_path: Path) -> None:
     report = report_of(StandInLane(tmp_path).model)
-    assert judged([Product({}), Product({}, outcome=RED)], report) == 1
+    assert judge_products([Product({}), Product({}, outcome=RED)], report) == 1
     assert [finding.rule for finding in report.stage.findings] == ["model-failed"]
-    assert judged([Product({})], report_of(StandInLane(tmp_path).model)) == 0
+    assert judge_products([Product({})], report_of(StandInLane(tmp_path).model)) == 0
 
 
 def test_a_precision_that_gives_no_program_is_the_exit_code_of_all(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ci.lanes.executorch import HEAD as PYTORCH
 from ci.one_model.model import OneModel
 from ci.one_model.options import ModelOptions
-from ci.one_model.report import ModelReport, reported
+from ci.one_model.report import ModelReport, report_work
 from ci.report import verb
 from ci.report.collect import collect, did_not_run, report_in
 from ci.report.page import html
@@ -197,7 +197,7 @@ def model_of(reports: Path, typed: str, precision: str = "8a8w") -> OneModel:
 
 def command(reports: Path, verb: str, typed: str, work: Callable[[ModelReport], int], **more: str) -> int:
     model = model_of(reports, typed, **more)
-    return reported(verb, model, model.traits, work)
+    return report_work(verb, model, model.traits, work)
 
 
 def prints(text: str) -> Callable[[ModelReport], int]:

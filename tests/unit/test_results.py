@@ -17,7 +17,7 @@ import pytest
 from ci.artifacts.program import digest_without_time
 from ci.work import digests
 from ci.work import results as cache
-from ci.work.results import CachedResults, folder_digest, processor, relocated, surroundings, toolkit
+from ci.work.results import CachedResults, folder_digest, processor, relocate_lines, surroundings, toolkit
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
@@ -342,7 +342,7 @@ class TestLines:
 
     def test_facts_have_the_lines_of_today(self) -> None:
         now = {"add": ("net.py:31", "y = f(x)  # A comment."), "mul": ("net.py:59", "return y")}
-        facts = relocated(self.FACTS, self.THEN, now)
+        facts = relocate_lines(self.FACTS, self.THEN, now)
         assert facts is not None
         assert facts["left"] == [{"source": "net.py:31", "code": "y = f(x)  # A comment.", "node": "add"}]
         words = "quantizing loses most at net.py:31 `y = f(x)  # A comment.`, and not at net.py:59"
@@ -350,13 +350,13 @@ class TestLines:
 
     def test_another_clone_has_its_own_paths(self) -> None:
         now = {name: (f"/other/{place}", code) for name, (place, code) in self.THEN.items()}
-        facts = relocated(self.FACTS, self.THEN, now)
+        facts = relocate_lines(self.FACTS, self.THEN, now)
         assert facts is not None and "at /other/net.py:3 `" in facts["message"]
 
     def test_lines_that_moved_apart_say_nothing(self) -> None:
         then = {"add": ("net.py:3", "y = f(x)"), "mul": ("net.py:3", "y = f(x)")}
         now = {"add": ("net.py:3", "z = x + 1"), "mul": ("net.py:4", "y = z * 2")}
-        assert relocated(self.FACTS, then, now) is None
+        assert relocate_lines(self.FACTS, then, now) is None
 
 
 def test_a_program_repeats_to_the_bit_but_for_the_time_of_its_context(tmp_path: Path) -> None:

@@ -100,11 +100,11 @@ def test_wrong_words_are_refused_with_no_package_at_hand(folder: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from provisioning.base.command_line import guarded\n"
+        "from provisioning.base.command_line import guard\n"
         "from qnn_ci.command import check\n"
         "for words in sys.argv[2:]:\n"
         "    verb, *rest = words.split()\n"
-        "    try: code = guarded(lambda: check(verb, rest, Path.cwd()) or 0, debug=False)\n"
+        "    try: code = guard(lambda: check(verb, rest, Path.cwd()) or 0, debug=False)\n"
         "    except SystemExit as end: code = end.code\n"
         "    print(code, file=sys.stderr)\n"
     )

@@ -12,7 +12,7 @@ from ci.signing import lpai_libraries
 from ci.signing.elfsigner import Consent, interpreter
 from ci.signing.verb import SIGN_LPAI
 from provisioning import qnn_libraries
-from provisioning.base.command_line import guarded
+from provisioning.base.command_line import guard
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.environment import Environment, Root
 from provisioning.manifest import load_socs
@@ -32,7 +32,7 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_places: Non
 
 def sign_lpai(*argv: object) -> int:
     args = parsed(SIGN_LPAI, *argv)
-    return guarded(lambda: SIGN_LPAI.run(args), debug=False)
+    return guard(lambda: SIGN_LPAI.run(args), debug=False)
 
 
 def environment(**roots: Root) -> Environment:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci.signing import signed_writer, verb
-from provisioning.base.command_line import guarded
+from provisioning.base.command_line import guard
 from provisioning.base.findings import Outcome, Report
 from tests.support import chains
 from tests.support.skels import Skel
@@ -22,7 +22,7 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def signing(*argv: object) -> int:
     args = parsed(verb, *argv)
-    return guarded(lambda: verb.run(args), debug=False)
+    return guard(lambda: verb.run(args), debug=False)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from ci.lanes.executorch.suite import SHIPPED, ExecutorchProgram, all_programs, choose, programs_of
 from ci.lanes.onnx.suite import SHIPPED as ONNX
 from ci.lanes.onnx.suite import programs_of as programs_of_onnx
-from ci.suite.accepted import derived, load_baseline, load_tolerances
+from ci.suite.accepted import derive_thresholds, load_baseline, load_tolerances
 from ci.suite.precision import SCHEMES
 from ci.suite.stage import accepted_figures
 from provisioning.base.errors import ManifestError, UsageError
@@ -143,7 +143,7 @@ class TestShipped:
             assert own.accuracy
             if accepted := program.accepted.model_dump(exclude_none=True):
                 measured = [recorded[other.name].accuracy for other in programs if other.run is run]
-                wanted = derived(accepted_figures(program, measured), measured, margin)
+                wanted = derive_thresholds(accepted_figures(program, measured), measured, margin)
                 assert accepted == wanted and not program.demanded, program.name
 
     @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.lanes.executorch.suite import programs_of
-from ci.suite.accepted import Baseline, accepted_thresholds, derived, low_figures, threshold_values
-from ci.suite.accuracy import missed, rounded
+from ci.suite.accepted import Baseline, accepted_thresholds, derive_thresholds, low_figures, threshold_values
+from ci.suite.accuracy import missed_thresholds, round_figures
 from ci.suite.stage import accepted_figures, thresholds_of
 from ci.suite.suite_file import Thresholds, accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
@@ -67,22 +67,29 @@ HELD = ("sqnr_db", "top1")
 
 class TestDerived:
     def test_the_margin_is_taken_off_and_cut_downwards(self) -> None:
-        thresholds = derived((*HELD, "reference_sqnr_db"), [FIGURES], 1.0)
+        thresholds = derive_thresholds((*HELD, "reference_sqnr_db"), [FIGURES], 1.0)
         assert thresholds["sqnr_db"] == 29.5
         assert thresholds["reference_sqnr_db"] == 59.0
 
     def test_a_share_and_a_loss_are_held_as_they_are(self) -> None:
-        thresholds = derived(("top1", "max_metric_loss"), [{**FIGURES, "max_metric_loss": 0.25}], 1.0)
+        thresholds = derive_thresholds(
+            ("top1", "max_metric_loss"), [{**FIGURES, "max_metric_loss": 0.25}], 1.0
+        )
         assert thresholds == {"top1": 0.75, "max_metric_loss": 0.25}
-        assert derived(("top1",), [{"top1": 0.0}], 1.0) == {}, "an agreement of zero cannot be missed"
+        assert derive_thresholds(("top1",), [{"top1": 0.0}], 1.0) == {}, (
+            "an agreement of zero cannot be missed"
+        )
 
     def test_an_exact_result_asks_for_what_round_off_leaves(self) -> None:
-        thresholds = derived(HELD, [{"sqnr_db": 999.0, "top1": 1.0}], 1.0)
+        thresholds = derive_thresholds(HELD, [{"sqnr_db": 999.0, "top1": 1.0}], 1.0)
         assert thresholds == {"sqnr_db": 99.0, "top1": 1.0}
 
     def test_integers_are_held_to_the_share_that_was_equal(self) -> None:
         shares = {"agreement": 2 / 3, "reference_agreement": 1.0}
-        assert derived(tuple(shares), [shares], 1.0) == {"agreement": 0.666666, "reference_agreement": 1.0}
+        assert derive_thresholds(tuple(shares), [shares], 1.0) == {
+            "agreement": 0.666666,
+            "reference_agreement": 1.0,
+        }
 
     def test_programs_are_held_by_the_figures_that_their_outputs_have(self, tmp_path: Path) -> None:
         path = tmp_path / "suite.toml"
@@ -117,7 +124,7 @@ class TestWhatWasWrittenHolds:
 
     def _thresholds(self, figures: dict[str, float]) -> Thresholds:
         """Those that a run has then."""
-        wanted = derived(tuple(figures), [json.loads(json.dumps(rounded(figures)))], 1.0)
+        wanted = derive_thresholds(tuple(figures), [json.loads(json.dumps(round_figures(figures)))], 1.0)
         with TemporaryDirectory() as folder:
             suite = Path(folder, "suite.toml")
             path = accepted_path(suite, "wheels")
@@ -130,7 +137,7 @@ class TestWhatWasWrittenHolds:
         names = ("sqnr_db", "agreement", "top1", "max_metric_loss")
         figures = dict(zip(names, (sqnr_db, agreement, top1, loss), strict=True))
         thresholds = self._thresholds(figures)
-        assert missed(thresholds, figures) == [] and top1 - (thresholds.top1 or 0) < 1e-6
+        assert missed_thresholds(thresholds, figures) == [] and top1 - (thresholds.top1 or 0) < 1e-6
         held = thresholds.max_metric_loss
         assert held is not None and held <= max(1.00001 * loss, 1e-323)
 

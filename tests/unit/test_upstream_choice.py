@@ -9,7 +9,7 @@ from ci.gate.table import gate_table
 from ci.lanes.upstream.accepted import load_tests
 from ci.lanes.upstream.stage import sample_of
 from ci.lanes.upstream.verb import ALL
-from ci.operators.table import shipped
+from ci.operators.table import shipped_table
 from ci.suite.options import matcher
 from lab.operators import tests_verb
 from lab.operators.tried import TABLED
@@ -53,5 +53,5 @@ def test_nightly_runs_all_that_is_accepted_in_shards_of_an_hour_at_most() -> Non
         (suite, soc) for suite in suites for soc in load_socs() if load_tests(suite, "wheels", soc).origin
     }
     assert nightly == measured - {("delegate", "SM8650")}
-    chips = {(suite, soc) for suite in ("values", "chains") for soc in shipped().measured}
+    chips = {(suite, soc) for suite in ("values", "chains") for soc in shipped_table().measured}
     assert tabled == {*chips, ("operators", "SM8650")}

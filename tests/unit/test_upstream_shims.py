@@ -56,7 +56,7 @@ def test_every_real_use_raises_and_is_remembered(use: str) -> None:
     action: Callable[[object], object] = getattr(Uses, use)
     with pytest.raises(shims.NotAvailableHere, match=ABSENT):
         action(absent())
-    assert shims.touched()[0].startswith(f"{ABSENT}.thing")
+    assert shims.touched_modules()[0].startswith(f"{ABSENT}.thing")
 
 
 def test_an_installed_module_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from ci.one_model.named_files import require_program
 from ci.suite.precision import precision_named, scheme_named
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Failure, Result
-from provisioning.base.command_line import checked, main
+from provisioning.base.command_line import check_words, main
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, ToolkitError, UnknownName, UsageError
 from provisioning.base.settings import ROOT, Selection
@@ -125,7 +125,7 @@ def test_what_is_no_model_is_named_with_the_command_that_takes_it(
     assert command == typed
     if typed:
         verb, *words = typed
-        checked("qnn-ci", verb, VERBS[verb], words)
+        check_words("qnn-ci", verb, VERBS[verb], words)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_is_no_program_is_named_with_what_to_do(
 ) -> None:
     (strangers / name).touch()
     monkeypatch.chdir(strangers)
-    inspect = checked("qnn-ci", "inspect", VERBS["inspect"], [name])
+    inspect = check_words("qnn-ci", "inspect", VERBS["inspect"], [name])
     for refuse in (lambda: require_program(Path(name), name), lambda: inspect_verb.run(inspect)):
         with pytest.raises(UsageError) as caught:
             refuse()
@@ -176,7 +176,7 @@ def test_several_precisions_in_one_word_are_a_flag_each() -> None:
         assert isinstance(caught.value.fix, Fix)
         flags = caught.value.fix.flags
         assert flags == ("--precision", "fp16", "--precision", "8a8w")
-        args = checked("qnn-ci", "compile", VERBS["compile"], ["net.py:net", "-o", "out", *flags])
+        args = check_words("qnn-ci", "compile", VERBS["compile"], ["net.py:net", "-o", "out", *flags])
         assert args.precisions == ["fp16", "8a8w"]
 
 

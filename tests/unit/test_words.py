@@ -21,6 +21,23 @@ PROMISED = {"qnn_ci/api.py: on_cpu", "lab/site.py: on_files", "lab/site.py: on_p
 """Names that others read: a user's own tests, where the key of the JSON has the same, and mkdocs."""
 
 
+PARTICIPLES = frozenset(
+    """
+    abbreviated accepted advised aligned answered asked assigned audited billed called captured checked
+    chosen claimed cleaned closed compared compiled composed configured connected contradicted copied
+    decided declared derived described diagnosed divided drawn encoded estimated explained exported
+    failed filled folded forecasted forked found guarded hashed hooked ignored installed interviewed
+    joined judged limited linked listed located logged lost mapped merged mirrored missed mixed
+    modulated named parted prepared printed provided provisioned quantized quoted raised reached
+    recorded referenced refused reloaded relocated rendered repaired repeated replaced replayed reported
+    resized rounded saved scored searched selected sent settled shared shipped shortened shuffled signed
+    spelled summarised tagged taken touched tuned typed undefined unfinished unhashed unlocked unopened
+    unpacked uploaded valued watched widened wrapped
+    """.split()  # noqa: SIM905 (a line for each would be a page)
+)
+"""Names that functions had. Say what is done (`quote_command`) or given (`missed_thresholds`) instead."""
+
+
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
     """Yield every string that stands alone: of modules, classes and functions, and below fields."""
     for node in statements(tree):
@@ -96,3 +113,25 @@ def test_a_comprehension_is_found_in_an_element_a_condition_and_what_is_iterated
     )
 
     assert nested_comprehensions(ast.parse(source)) == [1, 2, 3]
+
+
+def bare_participles(tree: ast.Module) -> list[str]:
+    """List the functions that are called by a participle alone. A method or property may be: its object says
+    the rest."""
+    methods = {member for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for member in node.body}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node.name for node in functions if node.name.lstrip("_") in PARTICIPLES and node not in methods]
+
+
+def test_no_function_is_called_by_a_participle_alone() -> None:
+    found: list[str] = []
+    for file in [*our_files(*PRODUCT), ROOT / "noxfile.py"]:
+        found += [f"{file.relative_to(ROOT)}: {name}" for name in bare_participles(parsed(file))]
+
+    assert not found, "say what the function does or gives"
+
+
+def test_a_participle_is_found_within_a_function_and_not_in_a_class() -> None:
+    source = "class A:\n    def compared(self): ...\n\ndef f():\n    def _merged(): ...\n"
+
+    assert bare_participles(ast.parse(source)) == ["_merged"]

@@ -75,7 +75,7 @@ def programs_on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProg
     return [program for program in chosen_programs(choice, selection) if program.backend == "htp"]
 
 
-def replayed(model: OneModel, program: ExecutorchProgram, request: ReplayRequest) -> ReplayResult:
+def replay(model: OneModel, program: ExecutorchProgram, request: ReplayRequest) -> ReplayResult:
     plan = plan_of_model(model, "replay", [program])
     step = worker_step(
         plan,
@@ -86,14 +86,14 @@ def replayed(model: OneModel, program: ExecutorchProgram, request: ReplayRequest
         reply=ReplayResult,
         accepts=lambda program, result: not result.read(ReplayResult).late,
     )
-    return answered(step, ReplayResult)
+    return answer_of(step, ReplayResult)
 
 
 def divergence_of(model: OneModel, program: ExecutorchProgram, limits: DivergenceLimits) -> DivergenceResult:
     """Return what the search found, with what is known of the operator."""
     plan = plan_of_model(model, "divergence", [program])
     step = searching(plan, ready_runner(os.environ, model.selection.reports, plan.executorch), limits)
-    result = answered(step, DivergenceResult)
+    result = answer_of(step, DivergenceResult)
     first, scheme, soc = result.first, program.run.precision, program.soc
     if first is None:
         return result
@@ -130,7 +130,7 @@ def script_of(
     needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
     request = ScriptRequest.of(operator, program.name, least, needs)
     step = worker_step(plan, "script", "script", request, title="the script", reply=OperatorScript)
-    return answered(step, OperatorScript)
+    return answer_of(step, OperatorScript)
 
 
 def scores_of(model: OneModel, program: ExecutorchProgram, request: ScoreRequest) -> Scores:
@@ -144,10 +144,10 @@ def scores_of(model: OneModel, program: ExecutorchProgram, request: ScoreRequest
         reply=Scores,
         accepts=lambda program, result: not result.read(Scores).rest,
     )
-    return answered(step, Scores)
+    return answer_of(step, Scores)
 
 
-def answered(step: Step[ExecutorchProgram], reply: type[T]) -> T:
+def answer_of(step: Step[ExecutorchProgram], reply: type[T]) -> T:
     """Run the step and return the reply for the plan's first program. Raises an error that says why there is
     no answer."""
     plan: Any = step.plan
@@ -167,7 +167,7 @@ def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritte
     return Rewritten(rewrite.changes, path, result.folder / SAMPLES, rewrite.compared)
 
 
-def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
+def audit(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """Compile every partition at each precision."""
     usual = ("qdq",) if model.file.quantized else SCHEMES
     variants = (program_of(model.use_precision(name)) for name in precisions or usual)
@@ -212,6 +212,6 @@ def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Loss]]:
     program = chosen_program(model, choice)
     refuse_floats(program.run.quantizes, program.run.precision)
     plan = plan_of_model(model, "quantize", [program])
-    facts = answered(quantizing(plan), Quantized)
+    facts = answer_of(quantizing(plan), Quantized)
     words = f"{program.name}: {describe_figures(facts.in_torch.figures)} against float, both in PyTorch"
     return words, facts.losses

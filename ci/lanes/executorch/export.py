@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ci.lanes.executorch.orders import ExportedRun, ExportedRuns, ExportRequest
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
-from ci.models.compiler_errors import explained
+from ci.models.compiler_errors import explain_error
 from ci.models.exported import NoDigest, digest_of
-from ci.models.factory import ModelWithInputs, copied, find, inputs_named, make
+from ci.models.factory import ModelWithInputs, copy_sample, find, inputs_named, make
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import source_of, users_line
 from ci.models.user_model import BadFactory, modules_in
@@ -69,7 +69,7 @@ class ExportedCase:
             if _are_alike(inputs, sample):
                 return program
         doing("export")
-        program = torch.export.export(self.subject.model, copied(sample), strict=True)
+        program = torch.export.export(self.subject.model, copy_sample(sample), strict=True)
         self._programs.append((sample, program))
         return program
 
@@ -119,7 +119,7 @@ class ChipModel:
         return replace(self, run=self.run.model_copy(update={"precision": precision}))
 
 
-def _exported(request: ExportRequest) -> ExportedRuns:
+def _export_runs(request: ExportRequest) -> ExportedRuns:
     """Return what each program depends on of the model, and the line of each node."""
     os.chdir(request.working_folder)
     runs = dict[str, ExportedRun]()
@@ -221,10 +221,10 @@ def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]
         return {"kind": "factory", "message": str(error), "fix": error.fix, "missing": error.missing}
     if isinstance(error, Failed):
         return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source}
-    message, fix = explained(error)
+    message, fix = explain_error(error)
     line = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
     return {"kind": "compile", "message": message[:2000], "fix": fix or (f"correct {line}" if line else "")}
 
 
 _request_of = reader(ExportRequest)
-export = reporting(lambda order: to_json(_exported(_request_of(order))), error_of)
+export = reporting(lambda order: to_json(_export_runs(_request_of(order))), error_of)

@@ -34,7 +34,7 @@ from ci.models.model_lines import OperatorAt
 from ci.operators import CpuOperator, Traits
 from ci.operators.faults import Met, faults_in, versions_of
 from ci.suite.accepted import Tolerances, growth, load_tolerances
-from ci.suite.accuracy import against_nearest, missed
+from ci.suite.accuracy import against_nearest, missed_thresholds
 from ci.suite.findings import (
     BEYOND_FIX,
     Causes,
@@ -256,7 +256,7 @@ def cost(
 
 def accuracy_in_torch(program: ExecutorchProgram, figures: Mapping[str, float]) -> Iterator[Finding]:
     """Judge a program quantized for the LPAI by PyTorch's figures, because the emulator has no LPAI."""
-    if misses := missed(program.thresholds, figures):
+    if misses := missed_thresholds(program.thresholds, figures):
         message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
         again = SUITES.repeat(program, "test_lowering")
         yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)
@@ -338,7 +338,7 @@ def findings_of(
         fix = Fix("{}; then {}", BEYOND_FIX, again) if beyond else again
         return [wrong(record.rule, "; ".join(filter(None, [record.message, beyond])), fix)]
     figures = record.figures
-    misses = missed(program.thresholds, figures, program.run.kind)
+    misses = missed_thresholds(program.thresholds, figures, program.run.kind)
     if not misses:
         return []
     commands = (SUITES.repeat(program, "divergence"), SUITES.repeat(program, "quantize").plus("--where"))

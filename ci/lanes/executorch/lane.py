@@ -52,6 +52,6 @@ LANE = ModelLane(
     model_steps=STEPS,
     product=product.product_of,
     run_program=product.run_program,
-    quantized=product.quantized,
+    quantized=product.quantize_model,
     searches=explain,
 )

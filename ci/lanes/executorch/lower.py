@@ -38,7 +38,7 @@ from ci.lanes.executorch.orders import (
 )
 from ci.lanes.executorch.quantization import ComputedModel, Patterns, kind_of, save_raw, step_of
 from ci.models.compiler_errors import known_of
-from ci.models.factory import computed_weights, copied, refuse_computed, where_input_changes
+from ci.models.factory import computed_weights, copy_sample, refuse_computed, where_input_changes
 from ci.models.model_lines import OperatorAt, place_in_words, source_of
 from ci.models.user_model import BadFactory
 from ci.operators import CpuOperator, GraphPart
@@ -109,7 +109,9 @@ def beyond_half(module: Any, samples: Sequence[Tensors]) -> tuple[BeyondHalf, ..
 def _same_in_half(module: Any, sample: Tensors) -> bool:
     """Whether the outputs stay the same when values outside fp16's range become infinite, as with a softmax's
     mask."""
-    both = (torch.utils._pytree.tree_leaves(run(*copied(sample))) for run in (module, _InHalf(module).run))
+    both = (
+        torch.utils._pytree.tree_leaves(run(*copy_sample(sample))) for run in (module, _InHalf(module).run)
+    )
     pairs = [Pair("", exact.numpy(), half.numpy()) for exact, half in zip(*both, strict=True)]
     try:
         return least_sqnr_db(pairs) >= USUAL_OF_FLOAT_DB
@@ -207,7 +209,7 @@ def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[T
     floats."""
     if chooser is None:
         return []
-    outputs = [outputs_of(graph, copied(sample)).get(chooser.values.name) for sample in samples]
+    outputs = [outputs_of(graph, copy_sample(sample)).get(chooser.values.name) for sample in samples]
     tensors = [values.float().contiguous() for values in outputs if values is not None]
     if len(tensors) < len(samples):
         return []
@@ -294,7 +296,7 @@ def lowered_module(chip_model: ChipModel, module: Any, nodes: Patterns) -> Any:
     spec = generate_qnn_executorch_compiler_spec(
         soc_model=QcomChipset[chip_model.soc], backend_options=options
     )
-    sample = copied(chip_model.sample)
+    sample = copy_sample(chip_model.sample)
     return to_edge_transform_and_lower_to_qnn(module, sample, spec, skip_node_id_set=nodes)
 
 
@@ -397,7 +399,7 @@ def _lower_with_workaround(
         if not (workaround := workaround_of(search, error, lower, brief=brief)):
             raise
         if workaround.lowering is None:
-            raise _failed(workaround, workaround.attempt) from error
+            raise _failure_with(workaround, workaround.attempt) from error
         return workaround.lowering, workaround
 
 
@@ -410,10 +412,10 @@ def _dies_of(
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
     lacking = sorted({operator.operator for operator in cpu_operators if not operator.kernel})
-    return _failed(workaround, f"tried: the rest lowers{cost}", lacking)
+    return _failure_with(workaround, f"tried: the rest lowers{cost}", lacking)
 
 
-def _failed(workaround: Workaround, evidence: str, lacking: Sequence[str] = ()) -> Failed:
+def _failure_with(workaround: Workaround, evidence: str, lacking: Sequence[str] = ()) -> Failed:
     flags = " ".join(shlex.join(("--keep-on-cpu", name)) for name in workaround.cpu_nodes)
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
     fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))

@@ -51,7 +51,7 @@ from ci.lanes.executorch.steps import (
     run_step,
 )
 from ci.lanes.executorch.suite import AS_IT_IS, SUITES, ExecutorchCase, ExecutorchProgram, ExecutorchRun
-from ci.models.inputs import Array, GraphSignature, Sample, Tensor, drawn, read_inputs
+from ci.models.inputs import Array, GraphSignature, Sample, Tensor, draw_sample, read_inputs
 from ci.models.user_model import UserModel
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
@@ -67,7 +67,7 @@ from ci.suite.programs import NO_SUITE
 from ci.suite.runner import call_runner, ready_runner
 from ci.suite.stage import ready_environment, use_executorch
 from ci.suite.suite_file import precision_file_of
-from ci.work.child import closed
+from ci.work.child import closed_environment
 from ci.work.outcome import Refused, Result
 from ci.work.plain import to_json
 from ci.work.schedule import asking
@@ -113,7 +113,7 @@ def plan_to_compile(model: OneModel, programs: Sequence[ExecutorchProgram]) -> E
 def product_of(
     model: OneModel, plan: ExecutorchPlan, program: ExecutorchProgram, results: Mapping[str, Result]
 ) -> Product:
-    compiled, run = _compiled(program, plan, results), results.get(RAN)
+    compiled, run = _compiled_program(program, plan, results), results.get(RAN)
     assert compiled.folder is not None
     if run and not ran(run):
         (finding,) = findings_of(program, run, compiled_in(compiled))
@@ -211,7 +211,9 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
     )
 
 
-def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping[str, Result]) -> Result:
+def _compiled_program(
+    program: ExecutorchProgram, plan: ExecutorchPlan, results: Mapping[str, Result]
+) -> Result:
     """Return the compiled program. Raises the error if there is none, or if it cannot run."""
     result = require_done(program, plan, {program.name: results[COMPILED]} if COMPILED in results else {})
     if errors := _errors(artifact(program, result, plan.build_id)):
@@ -353,7 +355,7 @@ def stack_of(build_id: str = "") -> dict[str, str]:
     return {**packages, **({"qnn": build_id} if build_id else {})}
 
 
-def quantized(model: OneModel) -> Sequence[Product]:
+def quantize_model(model: OneModel) -> Sequence[Product]:
     programs = programs_of(model)
     refuse_floats(programs[0].run.quantizes, programs[0].run.precision)
     plan = plan_of_model(model, "quantize", programs)
@@ -403,7 +405,7 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     soc = next((name for name in contents.socs if name in socs), selection.soc)
     log = Path(selection.reports).absolute() / "wrap" / f"{context.name}.log"
     with replacing(output.absolute()) as part:
-        environ = closed(environment.merged(os.environ))
+        environ = closed_environment(environment.merged(os.environ))
         home = home_of(environ, log.parent)
         order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
         try:
@@ -433,7 +435,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
         inputs = inputs_of_program(program, files)
         qnn_environment = ready_environment(selection, os.environ)
         runner = ready_runner(os.environ, selection.reports, qnn_environment.executorch)
-        environment = closed(qnn_environment.merged(os.environ))
+        environment = closed_environment(qnn_environment.merged(os.environ))
         input_list = runner.write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
         outputs, figures = folder / "outputs", folder / "figures"
         outputs.mkdir()
@@ -455,7 +457,7 @@ def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
         raise UsageError(f"{program} is a context binary", fix=session("run", program))
     signature = GraphSignature(tuple(_inputs(program, _method(program, contents))), ())
     if not files:
-        return drawn(signature)
+        return draw_sample(signature)
     if len(files) == 1 and files[0].endswith(".npz"):
         return read_inputs(files, signature)
     paths = [text.partition("=")[2] or text for text in files]

@@ -26,11 +26,11 @@ from ci.lanes.executorch.orders import (
     QuantizeRequest,
 )
 from ci.lanes.executorch.suite import UNOBSERVED_SCHEMES, ExecutorchRun
-from ci.models.compiler_errors import explained
-from ci.models.factory import copied, find, is_quantized, refuse_halves, require_float32, run_copied
+from ci.models.compiler_errors import explain_error
+from ci.models.factory import copy_sample, find, is_quantized, refuse_halves, require_float32, run_copied
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
-from ci.suite.accuracy import Inferences, Pair, TensorFile, Unusable, compared
+from ci.suite.accuracy import Inferences, Pair, TensorFile, Unusable, compare_with_slices
 from ci.work.child import doing
 
 FLOAT = "fp16"
@@ -121,7 +121,7 @@ class ComputedModel:
             for index, (exact, value) in enumerate(zip(*rows, strict=True))
         ]
         try:
-            figures, slices = compared(pairs, non_finite=chip_model.case.non_finite)
+            figures, slices = compare_with_slices(pairs, non_finite=chip_model.case.non_finite)
         except Unusable as error:
             fix = "give samples of which the float model's outputs are numbers"
             raise BadFactory(str(error), fix) from error
@@ -133,7 +133,7 @@ def quantize(chip_model: ChipModel, request: QuantizeRequest) -> Quantized:
     computed, into = ComputedModel.of(chip_model), request.into
     into.mkdir(parents=True, exist_ok=True)
     with step_of("quantize"):
-        exported = torch.export.export(computed.module, copied(chip_model.sample))
+        exported = torch.export.export(computed.module, copy_sample(chip_model.sample))
         torch.export.save(exported, into / QUANTIZED)
     return Quantized(
         notes=tuple(chip_model.exported.subject.notes),
@@ -144,7 +144,7 @@ def quantize(chip_model: ChipModel, request: QuantizeRequest) -> Quantized:
     )
 
 
-def scored(chip_model: ChipModel, request: ScoreRequest) -> Scores:
+def score_groups(chip_model: ChipModel, request: ScoreRequest) -> Scores:
     """Score the groups of operators that change their precision together: what each adds to the outputs'
     noise at the run's precision, and at the exact one. Scoring uses one batch of the calibration, because the
     samples judge, and ends when the seconds are used up."""
@@ -191,7 +191,7 @@ class Prepared:
         with step_of("quantize"):
             module = convert_pt2e(self.module)
             _narrow_shared_zero_points(module)
-            losses = worst_losses(self.floats, self.folded, module, copied(self.sample))
+            losses = worst_losses(self.floats, self.folded, module, copy_sample(self.sample))
             for pattern in self.patterns:
                 pattern.require_used()
             return module, losses
@@ -217,7 +217,7 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     quantizer.set_default_quant_config(_dtype(run.precision), **_settings(run.per_channel, run.precision))
     with step_of("export"):
         exported: Any = chip_model.exported.program(sample).module()
-        floats, folded = outputs_of(exported, copied(sample)), norms_of(exported.graph)
+        floats, folded = outputs_of(exported, copy_sample(sample)), norms_of(exported.graph)
     mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
     unquantized = mixed.pop(FLOAT, Patterns("nodes", ()))
     patterns = [unquantized, *mixed.values()]
@@ -237,7 +237,7 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     with step_of("quantize"):
         prepared = prepare_pt2e(exported, quantizer)
         for batch in batches:
-            prepared(*copied(batch))
+            prepared(*copy_sample(batch))
     return Prepared(prepared, floats, folded, patterns, sample)
 
 
@@ -307,7 +307,7 @@ def step_of(name: str) -> Any:
     except (Failed, BadFactory):
         raise
     except Exception as error:
-        message, fix = explained(error)
+        message, fix = explain_error(error)
         raise Failed(name, message, fix) from error
 
 

@@ -178,7 +178,7 @@ def _structure_of(module: GraphModule) -> TorchGraph:
     return TorchGraph(copy_with_own_weights(module, {}), ())
 
 
-def _raised(error: Exception) -> BrokenStep | None:
+def _step_that_raised(error: Exception) -> BrokenStep | None:
     """Return the step that raised the error, with the operator that it was processing."""
     step, node = failed_step(error), node_at_hand(error)
     if step is None or node is None:
@@ -219,5 +219,5 @@ def replay(chip_model: ChipModel, request: ReplayRequest) -> ReplayResult:
     except Exception as error:
         if request.program_db is not None:
             raise
-        judge.end(_raised(error))
+        judge.end(_step_that_raised(error))
     return ReplayResult(judge.broken, judge.steps, observer.late)

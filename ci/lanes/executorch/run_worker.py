@@ -28,7 +28,7 @@ def prepare() -> None:
 
 
 def _run(order: Mapping[str, object]) -> EmulatorRun:
-    from ci.suite.accuracy import Unusable, compared, each_sample_db, read_pairs
+    from ci.suite.accuracy import Unusable, compare_with_slices, each_sample_db, read_pairs
 
     request, folder = read(RunRequest, order), Path(str(order["into"]))
     of, compiled = request.compared, Path(request.compiled.path)
@@ -49,7 +49,7 @@ def _run(order: Mapping[str, object]) -> EmulatorRun:
         return EmulatorRun(rule="run", message=error, seconds=seconds)
     try:
         both = (read_pairs(outputs, compiled, rows) for rows in (of.expected, of.reference))
-        figures, slices = compared(*both, non_finite=of.non_finite)
+        figures, slices = compare_with_slices(*both, non_finite=of.non_finite)
         each_db = each_sample_db(read_pairs(outputs, compiled, of.expected, choices=False), len(of.inputs))
     except Unusable as unusable:
         blame(unusable, order)

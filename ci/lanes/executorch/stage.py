@@ -30,7 +30,7 @@ from ci.lanes.executorch.steps import (
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.suite.accepted import Recorded, accepted_costs
-from ci.suite.accuracy import MetricFigures, rounded
+from ci.suite.accuracy import MetricFigures, round_figures
 from ci.suite.findings import (
     shown_thresholds,
 )
@@ -41,7 +41,7 @@ from ci.suite.stage import MeasuredValues, Results, Verdict, choose, run_cached_
 from ci.work.jobs import Job
 from ci.work.outcome import Failure, Result
 from ci.work.plain import to_json
-from ci.work.request import Folder, sent
+from ci.work.request import Folder, sent_request
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import Selection
@@ -140,7 +140,7 @@ def measured_of_emulation(plan: ExecutorchPlan, results: Results) -> MeasuredVal
         name: {
             "build_id": plan.build_id,
             **costs_of(results[COMPILED][name]),
-            "accuracy": rounded(ran_in(result).figures),
+            "accuracy": round_figures(ran_in(result).figures),
             **({} if result.cached else {"run_seconds": round(ran_in(result).seconds, 1)}),
         }
         for name, result in runs.items()
@@ -207,7 +207,7 @@ def _scores(
 
     def request(program: ExecutorchProgram) -> Mapping[str, object]:
         folder = Folder(str(folder_of(compiled, program)))
-        return sent(ComparedOutputs(folder, compared_files(program, compiled)))
+        return sent_request(ComparedOutputs(folder, compared_files(program, compiled)))
 
     outputs = {
         program.name: folder / OUTPUTS

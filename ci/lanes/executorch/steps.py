@@ -46,11 +46,11 @@ from ci.suite.stage import (
     run_cached_step,
 )
 from ci.work.cached_steps import NotCached, NotExported, Step
-from ci.work.child import closed
-from ci.work.jobs import Job, Line, WorkOptions, failed
+from ci.work.child import closed_environment
+from ci.work.jobs import Job, Line, WorkOptions, failed_line
 from ci.work.outcome import Refused, Result, line_of
 from ci.work.plain import read
-from ci.work.request import NOTHING, File, Folder, sent
+from ci.work.request import NOTHING, File, Folder, sent_request
 from ci.work.results import Key
 from ci.work.schedule import ChildTask, Home
 from provisioning.base.commands import session
@@ -117,7 +117,7 @@ def plan_of(
     return ExecutorchPlan(
         selection=selection,
         programs=tuple(programs),
-        environment=closed(environment.merged(os.environ)),
+        environment=closed_environment(environment.merged(os.environ)),
         executorch=environment.executorch,
         sdk=sdk,
         qnn=qnn,
@@ -247,7 +247,7 @@ def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:
     runs = {row.run.name: row.order.whole_run for row in alike}
     order = ExportRequest(**_fields_of(program.order), runs=runs)
     name, log = f"{program.suite}:{program.case_name}", export_log(plan, program)
-    return ChildTask(name, EXPORT, sent(order), plan.work.timeout, log)
+    return ChildTask(name, EXPORT, sent_request(order), plan.work.timeout, log)
 
 
 def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:
@@ -343,7 +343,7 @@ def _line(program: ExecutorchProgram, result: Result) -> Line:
         return line_of(result)
     record = ran_in(result)
     if record.rule:
-        return failed(f"{record.rule}: {record.message}")
+        return failed_line(f"{record.rule}: {record.message}")
     return Line("ran", add_samples(describe_figures(record.figures), record.each_db))
 
 

@@ -43,7 +43,7 @@ from ci.lanes.executorch.orders import (
     WrapRequest,
 )
 from ci.lanes.executorch.quantization import Patterns, prepared_model, quantize, save_raw
-from ci.lanes.executorch.quantization import scored as scores_of
+from ci.lanes.executorch.quantization import score_groups as scores_of
 from ci.lanes.executorch.replay import replay
 from ci.models.factory import is_quantized
 from ci.models.inputs import Array, order_files
@@ -206,7 +206,7 @@ script = _model_task(ScriptRequest, script_of)
 rewritten = _model_task(RewriteRequest, rewrite)
 
 
-def _wrapped(order: Mapping[str, object]) -> dict[str, object]:
+def _wrap_context(order: Mapping[str, object]) -> dict[str, object]:
     request = read(WrapRequest, order)
     bundle = utils.from_context_binary(request.context, OPERATOR, QcomChipset[request.soc])
     config = ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT)
@@ -214,4 +214,4 @@ def _wrapped(order: Mapping[str, object]) -> dict[str, object]:
     return {}
 
 
-wrapped = reporting(_wrapped, error_of)
+wrapped = reporting(_wrap_context, error_of)

@@ -15,7 +15,7 @@ from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.genie import (
     CONFIG,
     NONE,
-    encoded,
+    encode_texts,
     generate,
     kinds_for_genie,
     require_loadable,
@@ -127,11 +127,11 @@ def check_model(compiled: Path, selection: Selection, options: CheckOptions) -> 
     """Compare what was compiled with the float model."""
     stage = StageRun("check", "", "", session("check", *sys.argv[2:]))
     with stage.reported(selection.reports, "llm-refused", compiled.absolute().name):
-        prepared(compiled, selection, options).all(stage)
+        prepare_check(compiled, selection, options).all(stage)
     return stage.close(selection.reports)
 
 
-def prepared(compiled: Path, selection: Selection, options: CheckOptions) -> Check:
+def prepare_check(compiled: Path, selection: Selection, options: CheckOptions) -> Check:
     """Refuse what cannot be checked, before any worker starts."""
     order = compiled_in(compiled)
     out, record = Path(order.into), record_of(Path(order.into))
@@ -212,7 +212,7 @@ class Check:
         if has_template(folder):
             texts.append(chat_text(folder, texts[0][:PREFIX], ""))
             drop_beginning(tokens_of(tokenizer, texts[-1]), bos)
-        rows = encoded(folder / CONFIG, texts, timeout=self.options.timeout)
+        rows = encode_texts(folder / CONFIG, texts, timeout=self.options.timeout)
         for name, text, tokens in zip(("text", "chat"), texts, rows, strict=False):
             yield from tokenizer_differences(Path(self.order.model), name, text, tokens, bos)
 

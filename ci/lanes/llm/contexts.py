@@ -26,7 +26,7 @@ from ci.lanes.llm.graphs import (
     edge_encodings,
     export,
     outputs_of_rows,
-    prepared,
+    preprocess_graph,
     quantize,
     ranges_of,
     samples,
@@ -92,7 +92,7 @@ class LayerPart:
             export(decoder, graph)
             return graph, ranges
         export(decoder, work / "float.onnx")
-        plain = prepared(work / "float.onnx")
+        plain = preprocess_graph(work / "float.onnx")
         calibration = samples(decoder, self.rows, self.outputs, context, count)
         first = next(calibration)
         ranges = ranges or ranges_of(plain, chain([first], calibration))

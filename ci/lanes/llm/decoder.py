@@ -223,7 +223,7 @@ def _adapt_gemma_weight(name: str, weight: Tensor, shape: Architecture) -> Tenso
     return weight * shape.hidden_size**0.5 if name == "embed_tokens.weight" else weight
 
 
-def resized(decoder: Decoder, count: int) -> Decoder:
+def resize_decoder(decoder: Decoder, count: int) -> Decoder:
     """Return the whole decoder for another number of tokens, with the same weights in memory."""
     with torch.device("meta"):
         copy = Decoder(decoder.shape, count, decoder.context)

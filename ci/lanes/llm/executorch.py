@@ -33,7 +33,7 @@ from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
-from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
+from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resize_decoder
 from ci.lanes.llm.genie import PROGRAM
 from ci.lanes.llm.graphs import Encoding, Step, call, outputs_of_rows, samples
 from ci.lanes.llm.orders import CompileOrder, Written
@@ -113,7 +113,7 @@ def _position(mask: Array) -> int:
     return int((mask[0, 0, 0, : context - count] == 0).sum())
 
 
-def quantized(
+def quantize_methods(
     modules: Mapping[str, Any], samples: Mapping[str, Iterator[tuple[Tensor, ...]]], scheme: str, soc: str
 ) -> dict[str, Any]:
     """Quantize the methods of one program, which have the same operators. All methods get the ranges of the
@@ -306,7 +306,7 @@ def compile_checkpoint(order: CompileOrder) -> Written:
     shape = read_architecture(folder)
     counts = {METHODS[kind]: order.count(kind) for kind in METHODS}
     decoder = load_decoder(folder, shape, order.context, order.context)
-    layouts = {name: RunnerLayout(resized(decoder, count)) for name, count in counts.items()}
+    layouts = {name: RunnerLayout(resize_decoder(decoder, count)) for name, count in counts.items()}
     inputs = {name: layout.inputs([0], 0, layout.empty()) for name, layout in layouts.items()}
     modules: dict[str, Any] = dict(layouts)
     edges: Mapping[str, Encoding] = {}
@@ -317,7 +317,7 @@ def compile_checkpoint(order: CompileOrder) -> Written:
             name: layouts[name].calibration(samples(decoder, rows, outputs, order.context, count))
             for name, count in counts.items()
         }
-        modules = quantized(layouts, calls, order.precision, order.soc)
+        modules = quantize_methods(layouts, calls, order.precision, order.soc)
         edges = edge_encodings(modules[DECODE_METHOD])
         for name, module in modules.items():
             torch.export.save(torch.export.export(module, inputs[name]), cpu_module_file(out, name))

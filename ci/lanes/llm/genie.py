@@ -193,7 +193,7 @@ def generate(config: Path, prompt: Sequence[int], most: int, *, timeout: float) 
     return text
 
 
-def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
+def encode_texts(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
     """Encode texts with Genie's own tokenizer; the token that Genie puts first is not included."""
     order = GenieOrder(folder=str(config.parent), settings=emulator_settings(config), texts=list(texts))
     return _reply(order, timeout).encoded

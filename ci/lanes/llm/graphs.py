@@ -184,7 +184,7 @@ def compared_places(length: int, count: int) -> list[int]:
     return [start for start in range(length - 1) if start < 8 or start % step == step - 1]
 
 
-def prepared(model: Path) -> Path:
+def preprocess_graph(model: Path) -> Path:
     """Preprocess the graph for QNN's quantizer."""
     from onnxruntime.quantization.execution_providers.qnn import qnn_preprocess_model
 
@@ -226,7 +226,7 @@ def _computed_tensors(graph: Any) -> list[str]:
     return [name for node in graph.node if node.op_type != "Reshape" for name in node.output]
 
 
-def widened(low: float, high: float) -> tuple[float, float]:
+def widen_range(low: float, high: float) -> tuple[float, float]:
     """Widen a range for values that calibration did not see. The value that hides a place is known, and
     stays."""
     return low if low <= FAR else low * WIDER, high * WIDER
@@ -254,7 +254,7 @@ def quantize(
         overrides = _overrides(operators, encodings)
         for name, bounds in zip(_computed_tensors(operators), ranges, strict=True):
             if bounds:
-                override = _override_of(_encoding_of(*widened(*bounds)))
+                override = _override_of(_encoding_of(*widen_range(*bounds)))
                 overrides[name] = {**override, **overrides.get(name, {})}
         if four_bits:
             channels = {"quant_type": QuantType.QInt4, "axis": 1, "symmetric": True}
@@ -303,7 +303,7 @@ def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) ->
                 CACHE, 2 * largest / limits.max, int(limits.max + 1) // 2
             )
         elif name.startswith(HIDDEN):
-            encodings[name] = _encoding_of(*widened(low, high))
+            encodings[name] = _encoding_of(*widen_range(low, high))
     return encodings
 
 

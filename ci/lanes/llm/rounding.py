@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ci.lanes.llm.architecture import Architecture, old_rope
-from ci.lanes.llm.graphs import FAR, LEAST, MARGIN, widened
+from ci.lanes.llm.graphs import FAR, LEAST, MARGIN, widen_range
 from ci.lanes.llm.orders import EXECUTORCH, GENIE
 from ci.lanes.llm.suite import FOUR_BITS
 from ci.models.inputs import Array
@@ -138,10 +138,10 @@ class Rounding:
         if self.phase == "round":
             low, high = self.ranges.get(name, (0.0, 0.0))
             if self.scheme.wider and not cache:
-                low, high = widened(low, high)
+                low, high = widen_range(low, high)
             # Ranges of caches are our own.
             least = 1e-9 if cache else self.scheme.least
-            return rounded(values, low, high, bits or self.scheme.bits, least)
+            return round_values(values, low, high, bits or self.scheme.bits, least)
         low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
         if cache:
             high = max(-low, high) * MARGIN
@@ -151,7 +151,7 @@ class Rounding:
         return values
 
 
-def rounded(values: Tensor, low: float, high: float, bits: int, least: float) -> Tensor:
+def round_values(values: Tensor, low: float, high: float, bits: int, least: float) -> Tensor:
     if not bits:
         return values.half().float()
     most = 2**bits - 1
@@ -165,7 +165,7 @@ def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
     bits = scheme.head if scheme.head and name == "lm_head" else scheme.weights
     if bits and (not scheme.by_channel or bits == scheme.head):
         low, high = min(0.0, float(weight.min())), max(0.0, float(weight.max()))
-        return rounded(weight, low, high, bits, scheme.least)
+        return round_values(weight, low, high, bits, scheme.least)
     if not bits:
         return weight.half().float()
     # A range around zero is twice its largest value.
@@ -207,7 +207,7 @@ def rounded_model(
     of `row` are kept. `last` says how many of each row's last logits are wanted; 0 stands for all. The ranges
     of activations come from the rows of `calibration`, or else from the rows themselves."""
     rounding = Rounding(scheme)
-    linear = _hooked(reference, rounding)
+    linear = _hook_rounding(reference, rounding)
     tied = reference.get_input_embeddings().weight
     with torch.no_grad():
         for sample in calibration:
@@ -229,7 +229,7 @@ def rounded_model(
     return RoundedModel(reference, rounding, exact, readings, row, outputs)
 
 
-def _hooked(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
+def _hook_rounding(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
     """Let everything that the model computes go through `rounding`, and return its linear modules by name."""
     from transformers import AttentionInterface
     from transformers.activations import SiLUActivation

@@ -41,7 +41,7 @@ from ci.suite.stage import (
     run_cached_step,
 )
 from ci.work.cached_steps import Step
-from ci.work.child import closed
+from ci.work.child import closed_environment
 from ci.work.digests import Digests
 from ci.work.jobs import Job, WorkOptions
 from ci.work.outcome import Result
@@ -78,7 +78,7 @@ def environment(qnn_environment: Environment | None = None) -> dict[str, str]:
     """Return the workers' environment; it has the profile's QNN if they lower and run ExecuTorch's
     programs."""
     variables = {
-        **closed(os.environ),
+        **closed_environment(os.environ),
         "HF_HUB_OFFLINE": "1",
         # More threads would add in another order, and so train another model.
         "OMP_NUM_THREADS": "1",

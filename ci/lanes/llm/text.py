@@ -16,10 +16,10 @@ from ci.lanes.llm.tokenizer import (
     has_template,
     load_tokenizer,
     read_text,
-    rendered,
+    render_template,
     tokens_of,
 )
-from provisioning.base.commands import quoted
+from provisioning.base.commands import quote_command
 from provisioning.base.errors import CheckFailed, UsageError
 
 PREFIX = 20
@@ -53,7 +53,7 @@ def chat_row(folder: Path, tokenizer: Any, shape: Architecture, tokens: Sequence
             {"role": role, "content": tokenizer.decode(turn)}
             for role, turn in zip(roles, turns, strict=False)
         ]
-        chat = tokens_of(tokenizer, rendered(folder, messages, answered=True))
+        chat = tokens_of(tokenizer, render_template(folder, messages, answered=True))
         row = [*shape.beginning, *drop_beginning(chat, NONE if shape.bos is None else shape.bos)]
     else:
         row = [token for turn in turns for token in (*shape.beginning, *turn, shape.eos[0])]
@@ -70,7 +70,7 @@ def windows(folder: Path, shape: Architecture, text: Path, context: int, most: i
     starts = range(0, len(tokens) - length + 1, length)[:most]
     rows = [[*shape.beginning, *tokens[at : at + length]] for at in starts]
     if len(rows) < most:
-        command = quoted("wc", "-w", str(text))
+        command = quote_command("wc", "-w", str(text))
         raise CheckFailed(
             f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
             fix=f"give a longer text ({command} counts its words), or a shorter --context",

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.commands import leave_out, quoted
+from provisioning.base.commands import leave_out, quote_command
 from provisioning.base.errors import CheckFailed, UsageError
 
 TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
@@ -145,10 +145,10 @@ def chat_text(folder: Path, message: str, system: str) -> str:
             fix=leave_out("--chat", ": a base model continues text"),
         )
     messages = [{"role": "system", "content": system}] if system else []
-    return rendered(folder, [*messages, {"role": "user", "content": message}], answered=False)
+    return render_template(folder, [*messages, {"role": "user", "content": message}], answered=False)
 
 
-def rendered(folder: Path, messages: Sequence[Mapping[str, str]], *, answered: bool) -> str:
+def render_template(folder: Path, messages: Sequence[Mapping[str, str]], *, answered: bool) -> str:
     try:
         tokenizer = transformers_tokenizer(folder)
         text: str = tokenizer.apply_chat_template(
@@ -187,7 +187,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        converted = quoted("iconv", "-f", "LATIN1", "-t", "UTF-8", path)
+        converted = quote_command("iconv", "-f", "LATIN1", "-t", "UTF-8", path)
         raise UsageError(
             f"{path} is not UTF-8 text at byte {error.start}", fix=f"if it is Latin-1: {converted} > OUT"
         ) from None

@@ -27,7 +27,7 @@ from ci.lanes.onnx.orders import (
 )
 from ci.lanes.onnx.product import (
     answer_in,
-    answered,
+    answer_of,
     command_step,
     plan_of_model,
     precision_of,
@@ -54,7 +54,7 @@ def chosen_program(model: OneModel, choice: Choice) -> OnnxProgram:
     return program_of(model) if model.typed else only(chosen_programs(choice, model.selection))
 
 
-def replayed(model: OneModel, program: OnnxProgram, request: ReplayRequest) -> ReplayResult:
+def replay(model: OneModel, program: OnnxProgram, request: ReplayRequest) -> ReplayResult:
     """Return no steps, because QNN's provider shows none."""
     return ReplayResult(None, 0)
 
@@ -68,7 +68,7 @@ def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimit
         title="the operator that differs",
         is_done=lambda reply: not read(DivergenceResult, reply).between,
     )
-    searched = answered(replace(step, remains_of=remains_of), DivergenceResult)
+    searched = answer_of(replace(step, remains_of=remains_of), DivergenceResult)
     result, first = searched.answer, searched.answer.first
     if first is None:
         return result
@@ -84,7 +84,7 @@ def script_of(
     request = ScriptRequest.of(operator, program.name, least, needs)
     plan = plan_of([program], model.selection, model.work)
     step = command_step(plan, "onnx-script", "script", request=request, title="the script")
-    return answered(step, OperatorScript).answer
+    return answer_of(step, OperatorScript).answer
 
 
 def scores_of(model: OneModel, program: OnnxProgram, request: ScoreRequest) -> Scores:
@@ -96,11 +96,11 @@ def scores_of(model: OneModel, program: OnnxProgram, request: ScoreRequest) -> S
         title="scores",
         is_done=lambda reply: not read(Scores, reply).rest,
     )
-    return answered(step, Scores).answer
+    return answer_of(step, Scores).answer
 
 
 def rewritten(model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
-    reply = answered(rewriting(plan_of_model(model, program_of(model)), rules), ModelRewrite)
+    reply = answer_of(rewriting(plan_of_model(model, program_of(model)), rules), ModelRewrite)
     assert reply.folder
     path = reply.folder / REWRITTEN
     return Rewritten(reply.answer.changes, path if path.is_file() else None)
@@ -114,7 +114,7 @@ def rewriting(plan: OnnxPlan, rules: tuple[str, ...] | None) -> Step[OnnxProgram
     return command_step(plan, "onnx-rewrite", "rewritten", request=choice, keeps_files=True)
 
 
-def audited(model: OneModel, precisions: Sequence[str]) -> AuditRows:
+def audit(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """Compile, at each precision, what the provider accepts of the model, and return a row for each."""
     quantized = precision_of(Parser.user_folder() / model.typed, None) == "qdq"
     names = precisions or (("qdq",) if quantized else ONNX_PRECISIONS)
@@ -154,7 +154,7 @@ def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Loss]]:
     program = program_of(model)
     refuse_floats(program.run.quantizes, program.run.kind)
     plan = plan_of_model(model, program)
-    reply = answered(command_step(plan, "onnx-losses", "losses"), Losses)
+    reply = answer_of(command_step(plan, "onnx-losses", "losses"), Losses)
     words = (
         f"{program.name}: {describe_figures(reply.quantized_model.near.figures)} against float {reply.used}"
     )

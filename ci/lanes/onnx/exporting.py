@@ -10,7 +10,7 @@ from ci.lanes.onnx.model_options import OnnxOptions
 from ci.lanes.onnx.orders import ExportedFile, ExportToFile
 from ci.lanes.onnx.stage import WORKER, home_of, require_installed
 from ci.lanes.onnx.suite import SUITES
-from ci.models.own_packages import OwnPackages, installed
+from ci.models.own_packages import OwnPackages, install_packages
 from ci.one_model.model import OneModel
 from ci.one_model.output import (
     ORIGINS,
@@ -66,7 +66,7 @@ def export_to_onnx(model: OneModel, folder: Path) -> OneModel:
     )
     with writing_into(folder.absolute(), model.selection.store) as (new, publish):
         require_own([path, samples], model.typed)
-        reply = _asked(model, replace(request, into=str(new)))
+        reply = _ask_exporter(model, replace(request, into=str(new)))
         shutil.rmtree(samples, ignore_errors=True)
         keep_origins(publish([*new.iterdir()]), model.typed)
     for note in reply.notes:
@@ -77,19 +77,19 @@ def export_to_onnx(model: OneModel, folder: Path) -> OneModel:
     return replace(model, typed=str(path), options=own)
 
 
-def _asked(model: OneModel, request: ExportToFile) -> ExportedFile:
+def _ask_exporter(model: OneModel, request: ExportToFile) -> ExportedFile:
     needs, store = needs_of_model(model, SUITES), model.selection.store
     try:
-        return _exported(model, request, installed(needs, store))
+        return _export_in_worker(model, request, install_packages(needs, store))
     except Refused as refused:
         if not (module := str(refused.details.get("missing") or "")):
             raise
         if own := packages_of_project(needs, module, store):
-            return _exported(model, request, own)
+            return _export_in_worker(model, request, own)
         raise CheckFailed(refused.message, fix=advice(needs, module)) from refused
 
 
-def _exported(model: OneModel, request: ExportToFile, own: OwnPackages) -> ExportedFile:
+def _export_in_worker(model: OneModel, request: ExportToFile, own: OwnPackages) -> ExportedFile:
     logs = model.selection.reports.absolute() / "onnx"
     home = home_of(logs, exports=True, own=own)
     with (

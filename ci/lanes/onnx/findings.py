@@ -9,7 +9,13 @@ from ci.explain.losses import beyond_in_words
 from ci.lanes.onnx.orders import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, accepted_costs, growth
-from ci.suite.accuracy import against_nearest, computed_otherwise, describe_figures, missed, rounded
+from ci.suite.accuracy import (
+    against_nearest,
+    computed_otherwise,
+    describe_figures,
+    missed_thresholds,
+    round_figures,
+)
 from ci.suite.findings import (
     PROVISIONAL,
     Causes,
@@ -104,7 +110,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     inputs, causes = facts.used, causes_of(context.near, context.choices)
     divergence = _command(program, "divergence")
     # The figures of a recorded case are held by the baseline.
-    misses = [] if program.case.recorded else missed(program.thresholds, near, program.run.kind)
+    misses = [] if program.case.recorded else missed_thresholds(program.thresholds, near, program.run.kind)
     if misses:
         where = _command(program, "quantize", "--where")
         otherwise = "raise the precision or calibrate with more samples"
@@ -197,7 +203,7 @@ def outcome_of(program: OnnxProgram, result: Result) -> dict[str, object]:
         "failed": outcome.failed,
         "message": first_line(outcome.message) if outcome.failed else "",
         "in_float": facts is not None and facts.quantized_model.in_float,
-        "draws": tuple(map(rounded, facts.context.draws)) if facts else (),
+        "draws": tuple(map(round_figures, facts.context.draws)) if facts else (),
     }
 
 

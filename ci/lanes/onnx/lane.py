@@ -39,8 +39,8 @@ LANE = ModelLane(
     model_steps=(LaneStep(COMPILED, product.compiled_model_results),),
     product=product.product_of,
     run_program=product.run_program,
-    quantized=product.quantized,
+    quantized=product.quantize_model,
     own_form_of=export_to_onnx,
-    forecasted=product.forecasted,
+    forecasted=product.forecast_model,
     searches=explain,
 )

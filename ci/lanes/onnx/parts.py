@@ -60,7 +60,7 @@ from ci.lanes.onnx.samples import (
     Divided,
     ModelFiles,
     calibration_samples,
-    divided,
+    divide_samples,
     resembling,
 )
 from ci.lanes.onnx.searches import beyond_half, graph_of, places_of, target_of
@@ -70,14 +70,14 @@ from ci.models.inputs import (
     Array,
     InputsUsed,
     Sample,
-    drawn,
+    draw_sample,
     drawn_compared,
     most_calibrating,
     order_files,
     save,
 )
 from ci.models.user_model import modules_in
-from ci.models.wheels import located
+from ci.models.wheels import locate_file
 from ci.one_model.forecast import QnnEstimates
 from ci.operators import CpuOperator
 from ci.suite.accuracy import (
@@ -86,15 +86,15 @@ from ci.suite.accuracy import (
     Pair,
     Unusable,
     compare,
-    compared,
+    compare_with_slices,
     each_sample_db,
-    missed,
+    missed_thresholds,
     pair_of_choice,
     side_by_side,
     tie_noise,
 )
 from ci.suite.findings import BEYOND_FIX, below_usual
-from ci.suite.onnx_runtime import folded, installed_build, run_on_cpu
+from ci.suite.onnx_runtime import fold_constants, installed_build, run_on_cpu
 from ci.suite.precision import Precision, precision_named
 from ci.suite.suite_file import Thresholds
 from ci.work.plain import to_json
@@ -149,12 +149,12 @@ class Comparison:
             return Accuracy()
         pairs = _pairs(self.exact, outputs, self.floats), _pairs(self.reference, outputs, self.quantized)
         try:
-            figures, slices = compared(*pairs, non_finite=self.non_finite)
+            figures, slices = compare_with_slices(*pairs, non_finite=self.non_finite)
         except Unusable as error:
             words = beyond_in_words(beyond())
             message = "; ".join(filter(None, [f"the outputs cannot be compared: {error}", words]))
             raise CheckFailed(message, fix=BEYOND_FIX if words else FIXES.get(error.rule, "")) from error
-        low = missed(Thresholds(), figures, kind) or below_usual(kind, figures)
+        low = missed_thresholds(Thresholds(), figures, kind) or below_usual(kind, figures)
         return Accuracy(figures, tuple(slices), tuple(beyond()) if low else ())
 
     def each_draw(self, outputs: Sequence[Sample]) -> list[dict[str, float]]:
@@ -272,24 +272,24 @@ def prepare(order: OnnxOrder, preparing: Preparing) -> PreparedModel:
     count = order.run.calibration if preparing.calibration is None else preparing.calibration
     notes: Sequence[tuple[str, str]] = ()
     if case.factory:
-        model, (samples, calibration, used), notes = _exported(order, count)
+        model, (samples, calibration, used), notes = _export_model(order, count)
         signature = signature_of(load_graph(model))
     else:
-        model = look(located(case.model, order.search_path), case.dimensions, into)
+        model = look(locate_file(case.model, order.search_path), case.dimensions, into)
         signature = signature_of(load_graph(model))
         rows = calibration_samples(case.samples, signature, order.search_path) if case.samples else []
-        samples, calibration, used = divided(rows, case.inferences, count)
+        samples, calibration, used = divide_samples(rows, case.inferences, count)
     if preparing.drawn and not calibration:
         most = most_calibrating(count, has_data=False)
-        calibration = [drawn(signature, seed) for seed in range(1, most + 1)]
+        calibration = [draw_sample(signature, seed) for seed in range(1, most + 1)]
         used = replace(used, calibrating=most)
     if not preparing.compares:
         samples = []
     elif not samples:
         count = case.inferences or drawn_compared(2 * size_of(load_graph(model)).macs)
         samples = [
-            drawn(signature),
-            *(drawn(signature, COMPARED_SEED + number) for number in range(count - 1)),
+            draw_sample(signature),
+            *(draw_sample(signature, COMPARED_SEED + number) for number in range(count - 1)),
         ]
         used = replace(used, compared=count)
     save(into / SAMPLES, samples)
@@ -329,7 +329,7 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     return path
 
 
-def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Sequence[tuple[str, str]]]:
+def _export_model(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Sequence[tuple[str, str]]]:
     from ci.models.factory import inputs_named
 
     case = order.case
@@ -339,10 +339,10 @@ def _exported(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Seque
     model, subject = provider.export(case.factory, *arguments, non_finite=case.non_finite)
     if isinstance(subject, dict):
         return model, _resembling(subject, case, count), ()
-    return model, _chosen(model, subject, case.inferences, count), subject.notes
+    return model, _choose_samples(model, subject, case.inferences, count), subject.notes
 
 
-def _chosen(model: Path, subject: Any, inferences: int | None, calibration: int | None) -> Divided:
+def _choose_samples(model: Path, subject: Any, inferences: int | None, calibration: int | None) -> Divided:
     """Return the samples of a PyTorch model, by the names of the exported model's inputs."""
     choice = subject.choose(inferences, calibration)
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
@@ -370,7 +370,10 @@ def export_file(request: ExportToFile) -> ExportedFile:
     if isinstance(subject, dict):
         chosen, notes = Divided([subject], [subject], InputsUsed(1, 1, given=1)), list[tuple[str, str]]()
     else:
-        chosen, notes = _chosen(model, subject, request.inferences, request.calibration), subject.notes
+        chosen, notes = (
+            _choose_samples(model, subject, request.inferences, request.calibration),
+            subject.notes,
+        )
     model.rename(into / request.model)
     folder = into / request.folder
     folder.mkdir()
@@ -409,7 +412,7 @@ def quantize(order: OnnxOrder, files: ModelFiles, name: str) -> QuantizedModel:
         message = f"{precision.suite_name} needs calibration data"
         fix = "calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16"
         raise UsageError(message, fix=fix)
-    quantized = provider.quantized(
+    quantized = provider.quantize_model(
         model,
         calibration,
         precision,
@@ -451,7 +454,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
     settings = order.run.settings(order.soc)
     path = empty_folder(order.into / CONTEXT) / f"{options.stem}.onnx"
     why = order.command("audit")
-    ddr = provider.compiled(files.model, precision, soc, settings, path, embed=options.embed, why=why)
+    ddr = provider.compile_context(files.model, precision, soc, settings, path, embed=options.embed, why=why)
     if outside := nodes_beside_context(path):
         message = f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}"
         raise CheckFailed(message, fix=why and f"{why} says why")
@@ -461,7 +464,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
         raise CheckFailed(f"{path} says neither which QNN made it nor for which chip", fix="compile it again")
     require_fit(context, build, soc)
     samples, exact, reference = files.samples(), files.float_outputs(), files.reference()
-    outputs = provider.reloaded(path, soc, settings, samples)
+    outputs = provider.run_context(path, soc, settings, samples)
     paths = (path, *context.data_files)
     record = ContextRecord(
         model=path.name,
@@ -472,7 +475,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
         precision=precision.suite_name,
         build_id=build,
         packages=provider.packages(),
-        source=source_digest(located(case.model, order.search_path) if case.model else files.source),
+        source=source_digest(locate_file(case.model, order.search_path) if case.model else files.source),
         settings=to_json(settings),
     )
     record.write(record_path(path))
@@ -498,10 +501,10 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
     )
 
 
-def mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
+def compile_mixed(order: OnnxOrder, files: ModelFiles, _: Nothing) -> Mixed:
     """Compile for HTP what it accepts, and say what stays on the CPU and why."""
     path = order.into / f"{MODEL}.onnx"
-    audit, ddr = provider.audited(files.model, *target_of(order), path)
+    audit, ddr = provider.audit_model(files.model, *target_of(order), path)
     compiled = path if path.exists() else files.model
     nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
     reasons = {node.node: node.reason for node in audit.unsupported}
@@ -532,7 +535,7 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
     estimates, refused, into = {}, {}, empty_folder(order.scratch / "estimate")
     for chip in chips.names:
         try:
-            answer = provider.estimated(files.model, *target_of(order, chip), into)
+            answer = provider.estimate_time(files.model, *target_of(order, chip), into)
         except CheckFailed as error:
             refused[chip] = error.message
         else:
@@ -545,7 +548,7 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
         estimates=estimates,
         refused=refused,
         operators=dict(Counter(node.op_type for node in nodes)),
-        size=size_of(folded(files.source)),
+        size=size_of(fold_constants(files.source)),
     )
 
 

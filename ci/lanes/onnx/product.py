@@ -54,7 +54,7 @@ from ci.lanes.onnx.stage import (
     require_installed,
 )
 from ci.lanes.onnx.suite import SUITES, OnnxCase, OnnxProgram, OnnxRun
-from ci.models.inputs import GraphSignature, Sample, drawn, read_inputs, save, saved
+from ci.models.inputs import GraphSignature, Sample, draw_sample, load_samples, read_inputs, save
 from ci.one_model.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import require_program
@@ -158,7 +158,7 @@ def command_step(
     )
 
 
-def answered(step: Step[OnnxProgram], reply: type[T]) -> Answered[T]:
+def answer_of(step: Step[OnnxProgram], reply: type[T]) -> Answered[T]:
     """Run the step and return the answer for the plan's first program. Raises an error that says why there is
     none."""
     program: Any = step.plan.programs[0]
@@ -248,13 +248,13 @@ def estimating(plan: OnnxPlan, chips: Sequence[str]) -> Step[OnnxProgram]:
     )
 
 
-def forecasted(model: OneModel, phones: Sequence[str]) -> Forecasted:
+def forecast_model(model: OneModel, phones: Sequence[str]) -> Forecasted:
     """Forecast how an .onnx runs on these phones."""
     table, fit = load_forecasts(), load_fit()
     program = program_of(model)
     plan, kind = plan_of_model(model, program), program.run.kind
     chips = table.chips(kind, phones)
-    reply = answered(estimating(replace(plan, programs=plan.programs[:1]), chips), QnnEstimates)
+    reply = answer_of(estimating(replace(plan, programs=plan.programs[:1]), chips), QnnEstimates)
     return forecast(kind, reply.answer, fit, table, phones)
 
 
@@ -332,7 +332,7 @@ def outcome_of(context: CompiledContext, size: int) -> Outcome:
     return Outcome(figures=figures, costs=costs, worst_db=min(context.each_db, default=None))
 
 
-def quantized(model: OneModel) -> Sequence[Product]:
+def quantize_model(model: OneModel) -> Sequence[Product]:
     """Quantize the model; the one result is the same for all chips."""
     program = program_of(model)
     kind = program.run.kind
@@ -345,7 +345,7 @@ def quantized(model: OneModel) -> Sequence[Product]:
         request=FileName(stem),
         keeps_files=True,
     )
-    facts = answered(step, Nothing)
+    facts = answer_of(step, Nothing)
     assert facts.folder
     files, near, prepared = sorted(facts.folder.iterdir()), facts.quantized_model.near, facts.prepared
     record = {
@@ -412,7 +412,7 @@ def _run(
 ) -> tuple[Sample, Sample, str]:
     """Run the model and return inputs, outputs and the id of QNN's build. Without `soc`, it runs on the
     CPU."""
-    arrays = read_inputs(files, signature) if files else drawn(signature)
+    arrays = read_inputs(files, signature) if files else draw_sample(signature)
     path, logs = Parser.user_folder() / model.typed, model.selection.reports.absolute() / "onnx"
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
@@ -424,4 +424,4 @@ def _run(
         places = (str(path.absolute()), str(inputs), str(outputs), str(Parser.user_folder()))
         request = OnnxRunRequest(*places, soc, settings, model.own(OnnxOptions).as_it_is)
         reply = read(RunReply, ask(**to_json(request)))
-        return arrays, saved(outputs)[0], reply.build_id
+        return arrays, load_samples(outputs)[0], reply.build_id

@@ -33,7 +33,7 @@ from ci.suite.onnx_runtime import (
     FALLBACK,
     VERBOSE,
     OnnxModel,
-    explained,
+    explain_codes,
     failing,
     htp_options,
     message_of,
@@ -74,7 +74,7 @@ def packages() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def quantized(
+def quantize_model(
     model: Path,
     samples: Sequence[Sample],
     precision: Precision,
@@ -154,7 +154,7 @@ def _hiding_torch() -> Iterator[None]:
         del sys.modules["torch"]
 
 
-def compiled(
+def compile_context(
     model: Path,
     precision: Precision,
     soc: Soc,
@@ -177,13 +177,13 @@ def compiled(
             # Traced only now: at a quantized GRU the trace itself crashes (trace-of-a-quantized-gru).
             # What HTP takes may be written already, and the provider replaces no context.
             aside = context.with_stem(f"{context.stem}-audited")
-            audit, _ = audited(model, precision, soc, settings, aside, begin)
+            audit, _ = audit_model(model, precision, soc, settings, aside, begin)
             raise _not_taken(model, audit, precision, why) from error
         raise _not_compiled(error, refusals(text_since(begin)), why) from error
     return _traffic(begin)
 
 
-def audited(
+def audit_model(
     model: Path,
     precision: Precision,
     soc: Soc,
@@ -209,11 +209,11 @@ def audited(
 def _not_compiled(error: Exception, reasons: Mapping[str, Refusal], why: str) -> CheckFailed:
     message = f"the QNN provider cannot compile it: {message_of(error)}"
     lines = [f"\n  {node}: {reason}" for node, reason in reasons.items()][:MOST_REASONS]
-    fix = explained(message, *reasons.values()) or (why and f"{why} says why")
+    fix = explain_codes(message, *reasons.values()) or (why and f"{why} says why")
     return CheckFailed("".join([message, *lines]), fix=fix)
 
 
-def estimated(
+def estimate_time(
     model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path
 ) -> QnnEstimate | None:
     """Return QNN's own estimate, for which it compiles the model again. Raises CheckFailed if HTP does not
@@ -237,7 +237,7 @@ def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str
     }
 
 
-def reloaded(
+def run_context(
     context: Path,
     soc: Soc,
     settings: Settings,
@@ -365,7 +365,7 @@ def export(
 def _export_module(dotted: str, subject: Any, path: Path, opset: int, own_names: bool) -> Any:
     import torch
 
-    from ci.models.compiler_errors import explained
+    from ci.models.compiler_errors import explain_error
     from ci.models.factory import require_float32
     from ci.models.mistakes import parameters_of
 
@@ -389,7 +389,7 @@ def _export_module(dotted: str, subject: Any, path: Path, opset: int, own_names:
                 verbose=False,
             )
     except Exception as error:
-        message, fix = explained(error)
+        message, fix = explain_error(error)
         message = f"{dotted} cannot be exported to ONNX: {message}"
         raise CheckFailed(message, fix=fix or "export it yourself") from error
     proto = onnx.load(str(path))

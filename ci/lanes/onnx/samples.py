@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ci.models.inputs import (
     GraphSignature,
     InputsUsed,
-    checked,
+    check_sample,
+    load_samples,
     only_input,
     read_array,
     read_arrays,
-    saved,
     shares_of,
 )
 from ci.models.user_model import DOTTED, search_first, where_paths_begin
@@ -61,7 +61,7 @@ class ModelFiles:
 
 
 def arrays_in(file: Path) -> list[Sample]:
-    return saved(file) if file.is_file() else []
+    return load_samples(file) if file.is_file() else []
 
 
 class Divided(NamedTuple):
@@ -70,7 +70,7 @@ class Divided(NamedTuple):
     used: InputsUsed
 
 
-def divided(samples: Sequence[Sample], inferences: int | None, calibration: int | None) -> Divided:
+def divide_samples(samples: Sequence[Sample], inferences: int | None, calibration: int | None) -> Divided:
     """Divide samples into those that are compared and those that calibrate. Without samples both are empty,
     and noise is drawn instead."""
     to_compare, to_calibrate = shares_of(len(samples), inferences, calibration)
@@ -106,10 +106,10 @@ def calibration_samples(source: str, signature: GraphSignature, search_path: Pat
     folder = search_path / source
     if folder.is_dir() or not DOTTED.fullmatch(source):
         return read_samples(folder, signature)
-    return _from_function(source, _called(source, search_path), signature)
+    return _from_function(source, _call_for_samples(source, search_path), signature)
 
 
-def _called(source: str, search_path: Path) -> list[object]:
+def _call_for_samples(source: str, search_path: Path) -> list[object]:
     """Return the samples that the function gives. Its module may be below the search path."""
     module, _, name = source.partition(":")
     try:
@@ -128,7 +128,7 @@ def _from_function(name: str, values: Iterable[object], signature: GraphSignatur
     samples: list[Sample] = []
     for number, value in enumerate(values, 1):
         where = f"{name}, sample {number}"
-        samples.append(checked(_named_inputs(value, names, where), signature, where))
+        samples.append(check_sample(_named_inputs(value, names, where), signature, where))
     if not samples:
         raise CheckFailed(f"{name} gives no sample", fix="give at least one")
     return samples
@@ -158,10 +158,10 @@ def read_samples(folder: Path, signature: GraphSignature) -> list[Sample]:
         message = f"{folder} holds both .npz and .npy files"
         raise UsageError(message, fix="keep one sample a file, all of one kind")
     if npz:
-        return [checked(read_arrays(path), signature, str(path)) for path in npz]
+        return [check_sample(read_arrays(path), signature, str(path)) for path in npz]
     if npy:
         only = only_input(signature, npy[0])
-        return [checked({only: read_array(path)}, signature, str(path)) for path in npy]
+        return [check_sample({only: read_array(path)}, signature, str(path)) for path in npy]
     names = [tensor.name for tensor in signature.inputs]
     fix = f"put in .npz files with {', '.join(names)}, one a sample"
     fix += ", or .npy files" if len(names) == 1 else ""

@@ -34,7 +34,7 @@ from ci.lanes.onnx.suite import SUITES, OnnxProgram, ProgramRequest, calibrating
 from ci.models.own_packages import OwnPackages
 from ci.one_model.model import OneModel
 from ci.suite.accepted import COSTS, load_tolerances
-from ci.suite.accuracy import MetricFigures, add_samples, describe_figures, rounded
+from ci.suite.accuracy import MetricFigures, add_samples, describe_figures, round_figures
 from ci.suite.findings import known_faults, verdict
 from ci.suite.lane import Remarks
 from ci.suite.options import Choice, StageOptions
@@ -51,11 +51,11 @@ from ci.suite.stage import (
     scores_of,
 )
 from ci.work.cached_steps import Step
-from ci.work.child import closed
-from ci.work.jobs import Job, Line, WorkOptions, failed
+from ci.work.child import closed_environment
+from ci.work.jobs import Job, Line, WorkOptions, failed_line
 from ci.work.outcome import Failure, Result, line_of
 from ci.work.plain import read
-from ci.work.request import File, sent
+from ci.work.request import File, sent_request
 from ci.work.schedule import ChildTask, Home
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
@@ -78,7 +78,7 @@ estimate."""
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
     """Return the environment of the workers, including what a model reads there."""
-    variables = closed(os.environ)
+    variables = closed_environment(os.environ)
     # The provider brings its own QNN libraries, and no other SDK's may be found first.
     variables.pop("LD_LIBRARY_PATH", None)
     return {**variables, **(own.variables if own else {})}
@@ -128,7 +128,7 @@ def onnx_step(
     Programs of one model share its export; those of one run share its quantized model."""
 
     def export(program: OnnxProgram) -> ChildTask:
-        request, log = sent(request_of(program, preparing(program))), export_log(plan, program)
+        request, log = sent_request(request_of(program, preparing(program))), export_log(plan, program)
         return ChildTask(model_of(program), f"{WORKER}:export", request, plan.work.timeout, log)
 
     # Torch and its exporter, which take seconds to import, are for factories alone.
@@ -187,7 +187,7 @@ def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, r
         return line_of(result)
     context = facts_in(result).context
     words = add_samples(describe_figures(context.near.figures), context.each_db)
-    return Line("done", words) if passes(program, result) else failed(words)
+    return Line("done", words) if passes(program, result) else failed_line(words)
 
 
 def suite_samples(program: OnnxProgram) -> Preparing:
@@ -309,7 +309,7 @@ def measured_of(plan: OnnxPlan, results: Results) -> MeasuredValues:
         if not result.failure:
             context = facts_in(result).context
             accuracy = dict(context.near.figures)
-            costs = {**costs_of(result), "peak_mb": context.peak >> 20, "accuracy": rounded(accuracy)}
+            costs = {**costs_of(result), "peak_mb": context.peak >> 20, "accuracy": round_figures(accuracy)}
             if not program.case.recorded:
                 figures[name] = accuracy
         recorded[name] = {**costs, **outcome_of(program, result), "build_id": build_id_of(result)}

@@ -54,9 +54,9 @@ from ci.lanes.onnx.samples import (
     arrays_in,
 )
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
-from ci.models.inputs import checked, save, saved
+from ci.models.inputs import check_sample, load_samples, save
 from ci.models.user_model import BadFactory
-from ci.models.wheels import located
+from ci.models.wheels import locate_file
 from ci.suite import onnx_runtime
 from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_metric
 from ci.work import child
@@ -194,7 +194,7 @@ def _export(order: OnnxOrder, preparing: Preparing) -> ExportedModel:
     }
     if case.model:
         # Its record names the file.
-        rows = {**rows, "source": source_digest(located(case.model, order.search_path))}
+        rows = {**rows, "source": source_digest(locate_file(case.model, order.search_path))}
     places = searches.places_of(model).items()
     lines = {name: (place.source, place.code) for name, place in places if place.source}
     return ExportedModel(rows=rows, lines=lines, modules=prepared.modules)
@@ -208,7 +208,7 @@ def _files(order: OnnxOrder) -> ModelFiles:
     return ModelFiles(folder, source, source, order.exports / f"run {run[:16]}")
 
 
-def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel]:
+def quantize_once(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedModel]:
     """Return the quantized model. The first process that needs it makes it; the others wait."""
     files = _files(order)
     record = files.quantized.with_suffix(".json")
@@ -229,10 +229,10 @@ def quantized(order: OnnxOrder, name: str = "") -> tuple[ModelFiles, QuantizedMo
     return replace(files, model=Path(model.model)), model
 
 
-def _compiled(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
+def _compile_and_compare(order: OnnxOrder, options: CompileOptions) -> ProgramFacts:
     """Compile, run and compare a chip's context; the reply includes what a report tells of the model and
     samples."""
-    files, model = quantized(order)
+    files, model = quantize_once(order)
     context = run_part(order, parts.compile_context, files, options)
     return ProgramFacts(prepared=models[0][0], quantized=model, context=context)
 
@@ -242,16 +242,16 @@ def _answering(
 ) -> child.Answer:
     """Return a task with only one part, which gets the model as its run has it."""
 
-    def answered(order: OnnxOrder, options: T) -> CommandAnswer:
-        files, model = quantized(order, name)
+    def answer_part(order: OnnxOrder, options: T) -> CommandAnswer:
+        files, model = quantize_once(order, name)
         result = run_part(order, work, files, options)
         return CommandAnswer(prepared=models[0][0], quantized=model, answer=to_json(result))
 
-    return _task(answered, kind)
+    return _task(answer_part, kind)
 
 
-def _searched(order: OnnxOrder, limits: DivergenceLimits) -> CommandAnswer:
-    files, model = quantized(order)
+def _search_divergence(order: OnnxOrder, limits: DivergenceLimits) -> CommandAnswer:
+    files, model = quantize_once(order)
 
     def answer_of(result: DivergenceResult) -> CommandAnswer:
         return CommandAnswer(prepared=models[0][0], quantized=model, answer=to_json(result))
@@ -261,7 +261,7 @@ def _searched(order: OnnxOrder, limits: DivergenceLimits) -> CommandAnswer:
 
 
 def _quantized_file(order: OnnxOrder, name: FileName) -> CommandAnswer:
-    files, model = quantized(order, name.stem)
+    files, model = quantize_once(order, name.stem)
     for path in files.quantized.glob(f"{name.stem}*"):
         shutil.copyfile(path, order.into / path.name)
     return CommandAnswer(prepared=models[0][0], quantized=model)
@@ -277,15 +277,15 @@ def _run_model(request: Mapping[str, object]) -> dict[str, object]:
     order = read(OnnxRunRequest, request)
     os.chdir(order.user_folder)
     path = Path(order.model)
-    (arrays,) = saved(Path(order.inputs))
-    inputs = [checked(arrays, signature_of(load_graph(path)), "--input")]
+    (arrays,) = load_samples(Path(order.inputs))
+    inputs = [check_sample(arrays, signature_of(load_graph(path)), "--input")]
     if not order.soc:
         outputs = onnx_runtime.run_on_cpu(path, inputs)
     else:
         context, soc = read_context(path), soc_named(order.soc)
         if not order.as_it_is:
             require_fit(context, onnx_runtime.installed_build(), soc)
-        outputs = provider.reloaded(path, soc, order.settings, inputs, cpu=True)
+        outputs = provider.run_context(path, soc, order.settings, inputs, cpu=True)
     save(Path(order.outputs), outputs)
     return to_json(RunReply(onnx_runtime.installed_build()))
 
@@ -306,13 +306,13 @@ def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
 
 
 export = _task(_export, Preparing)
-compiled = _task(_compiled, CompileOptions)
+compiled = _task(_compile_and_compare, CompileOptions)
 quantized_file = _task(_quantized_file, FileName)
 rewritten = _task(_rewritten, WantedRewrites)
-mixed = _answering(parts.mixed, Nothing)
+mixed = _answering(parts.compile_mixed, Nothing)
 losses = _answering(searches.losses, Nothing, name=QUANTIZED)
 estimated = _answering(parts.estimate, Chips)
-searched = _task(_searched, DivergenceLimits)
+searched = _task(_search_divergence, DivergenceLimits)
 script = _answering(searches.script, ScriptRequest)
 scored = _answering(parts.scores, ScoreRequest)
 run_model = reporting(_run_model, error_of)

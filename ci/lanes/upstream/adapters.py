@@ -90,7 +90,7 @@ class DefaultAdapter:
 
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
-        def watched(*args: Any, **keywords: Any) -> Any:
+        def watch_call(*args: Any, **keywords: Any) -> Any:
             computed, reference = [*args, *keywords.values()][1:3]
             compared = UpstreamComparison(least_db(computed, reference))
             self.comparisons.append(compared)
@@ -98,7 +98,7 @@ class DefaultAdapter:
             compared.agrees = True
             return result
 
-        return watched
+        return watch_call
 
 
 class ComparingAdapter(DefaultAdapter):
@@ -210,10 +210,10 @@ def part(
 ) -> Part:
     """Return a part whose figures and error are the same in every process: rounded, and without addresses of
     memory."""
-    return Part(result, rounded(sqnr_db), tuple(cpu), name, ADDRESS.sub("0x…", error))
+    return Part(result, round_figure(sqnr_db), tuple(cpu), name, ADDRESS.sub("0x…", error))
 
 
-def rounded(figure: float | None) -> float | None:
+def round_figure(figure: float | None) -> float | None:
     return None if figure is None or not math.isfinite(figure) else round(figure, 1)
 
 

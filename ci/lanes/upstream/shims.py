@@ -24,7 +24,7 @@ class NotAvailableHere(Exception):
 _touched: list[str] = []
 
 
-def touched() -> list[str]:
+def touched_modules() -> list[str]:
     """Return sentences about the absent modules used since `forget`, even if the exception was caught."""
     return list(_touched)
 

@@ -32,7 +32,7 @@ from ci.work.request import key_of
 from ci.work.results import CachedResults, surroundings
 from ci.work.schedule import Home, asking, sharing_templates
 from provisioning.base import rendering, units
-from provisioning.base.commands import Fix, leave_out, quoted, session
+from provisioning.base.commands import Fix, leave_out, quote_command, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
@@ -170,7 +170,7 @@ def prepare(
             flags += ["--shard", choice.shard] if choice.shard else []
         version = plan.machinery.versions["executorch"]
         raise UsageError(
-            f"no test of executorch {version} matches {quoted(*flags)}",
+            f"no test of executorch {version} matches {quote_command(*flags)}",
             fix=session(*plan.suite.command, "--list"),
         )
     return runs
@@ -318,7 +318,7 @@ def _check(suites: Sequence[UpstreamSuite], options: UpstreamOptions) -> None:
     selection, shard = options.selection, options.choice.shard
     if len(selection.socs) > 1:
         raise UsageError(
-            f"--soc {','.join(selection.socs)}: one chip at a time", fix=quoted("--soc", selection.soc)
+            f"--soc {','.join(selection.socs)}: one chip at a time", fix=quote_command("--soc", selection.soc)
         )
     if shard:
         parse_shard(shard)

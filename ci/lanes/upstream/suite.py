@@ -143,7 +143,7 @@ class SuiteKeyContext:
 
     def request(self, suite: UpstreamSuite, test: str) -> SuiteRequest:
         """Return the request to run a test, or to list all tests of a suite."""
-        from ci.work.child import declared, table
+        from ci.work.child import declared_variables, table
 
         tests = str(self.tests)
         return SuiteRequest(
@@ -154,7 +154,7 @@ class SuiteKeyContext:
             qnn=self.qnn,
             runner=self.runner.order,
             threads=self.environment["OMP_NUM_THREADS"],
-            settings=declared(table().upstream, self.environment),
+            settings=declared_variables(table().upstream, self.environment),
             absent=self.absent,
             tests=Folder(tests, (".py",)) if self.tests.is_dir() else File(tests),
         )
@@ -203,11 +203,11 @@ def worker_environment(
     qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
 ) -> dict[str, str]:
     """Return the variables that ExecuTorch's QNN tests are run with."""
-    from ci.work.child import closed, declared, table
+    from ci.work.child import closed_environment, declared_variables, table
 
     return {
-        **closed(qnn_environment.merged(environ)),
-        **declared(table().upstream, environ),
+        **closed_environment(qnn_environment.merged(environ)),
+        **declared_variables(table().upstream, environ),
         "QNN_DELEGATE_TEST": "1",
         "QNN_SOC_MODEL": qnn_environment.soc,
         "QNN_EXECUTOR_RUNNER": str(runner),

@@ -155,7 +155,7 @@ class Tests:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             parts = self._recorder.all_parts()
         costs = meter.read()
-        verdict = verdict_of(name, self._recorder.reports, shims.touched(), parts)
+        verdict = verdict_of(name, self._recorder.reports, shims.touched_modules(), parts)
         return replace(verdict, seconds=costs.seconds, cpu_seconds=costs.cpu_seconds, peak=costs.peak)
 
     def _naming_culprits(self, is_logged: bool) -> contextlib.AbstractContextManager[None]:

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from ci.models.shipped.vision import ON, Classifies, Inputs, settled
+from ci.models.shipped.vision import ON, Classifies, Inputs, settle
 
 TONES = 8
 
@@ -45,4 +45,4 @@ def keywords(channels: int = 32, samples: int = 8000, classes: int = 35) -> tupl
         noise = torch.rand(1, 1, samples, generator=generator) - 0.5
         return (tones.mean(0).view(1, 1, samples) + 0.3 * noise,)
 
-    return settled(KeywordNet(channels, classes), inputs), inputs
+    return settle(KeywordNet(channels, classes), inputs), inputs

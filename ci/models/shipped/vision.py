@@ -37,7 +37,7 @@ class Classifies(nn.Module):
     classifier: nn.Linear | nn.Conv2d
 
 
-def settled(model: Classifies, inputs: Inputs) -> nn.Module:
+def settle(model: Classifies, inputs: Inputs) -> nn.Module:
     """Give every batch norm the statistics of what reaches it, and the classes scores around zero, as
     training would: scores that are nearly the same for all inputs would hide what the inputs do."""
     generator = torch.Generator().manual_seed(7)
@@ -142,7 +142,7 @@ class MobileNetV2(Classifies):
 
 def mobilenet_v2(stages: int = 7, size: int = 96, classes: int = 100) -> tuple[nn.Module, Inputs]:
     inputs = images(size)
-    return settled(MobileNetV2(stages, classes), inputs), inputs
+    return settle(MobileNetV2(stages, classes), inputs), inputs
 
 
 class BasicBlock(nn.Module):
@@ -178,7 +178,7 @@ def resnet(width: int = 64, stages: int = 4, depth: int = 2, size: int = 96) -> 
     """Build a residual net; width 64, 4 stages and depth 2 are ResNet-18's."""
     inputs = images(size)
     widths = tuple(width << stage for stage in range(stages))
-    return settled(ResNet(widths, depth, 100), inputs), inputs
+    return settle(ResNet(widths, depth, 100), inputs), inputs
 
 
 class EncoderLayer(nn.Module):
