@@ -33,8 +33,14 @@ HEAD = """\
 # Operators
 
 Does an operator run on the NPU at your precision, and how exactly? These are measurements on the HTP
-emulator, each against the quantized model on the CPU. `qnn-ci diagnose log@16a4w` prints the
-measurements of one operator, with the inputs that give wrong results. To measure again, in a clone:
+emulator, each against the quantized model on the CPU. `diagnose` prints the measurements of one
+operator, with the inputs that give wrong results:
+
+```console
+$ qnn-ci diagnose log@16a4w
+```
+
+To measure again, in a clone:
 
 ```console
 $ nox -s lab -- operator_tests operators values -k 'test_log. or *-log-*' --flow 16a8w

@@ -133,7 +133,6 @@ def model():
 FILES: dict[str, Callable[[Path], object]] = {
     "net": _text(NET),
     "net of which fp16 leaves little": _text(ROUNDED),
-    "net with an operator that stays on the CPU": _model("with_erf"),
     "net with a logarithm that the emulator computes wrongly": _model("logarithm", read="width.txt"),
     "net with a fault that a rewrite repairs": _text(FAULTY),
     "number": _text("1"),

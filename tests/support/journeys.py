@@ -86,8 +86,6 @@ class Story(Model):
     """Which of the two files of tests has it: each is one worker's."""
     files: dict[str, str] = Field(default_factory=dict)
     """By name: which of FILES lies there."""
-    installed: bool = False
-    """Whether `qnn-ci` is a copy that was installed from a wheel; else it is this clone's."""
     nightly: str = ""
     """Why its rows are typed in the whole suites alone."""
     long: str = ""
@@ -183,7 +181,6 @@ def _shared(factory: pytest.TempPathFactory) -> Path:
     for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
         locked_environment(own / "environments", lock.stem)
     python = shlex.quote(sys.executable)
-    script(own / "bin" / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci" / "command.py"))} "$@"')
     script(own / "bin" / "nox", f'exec {python} -m nox -f {shlex.quote(str(ROOT / "noxfile.py"))} "$@"')
     script(own / "bin" / "python", f'exec {python} "$@"')
     for name in SHARED:
@@ -212,8 +209,9 @@ def _installed(factory: pytest.TempPathFactory) -> Path:
 
 
 class Stage:
-    """Where journeys run: `qnn-ci` and `nox` of this clone on PATH, with this Python for every environment;
-    trees, downloads and the runner of the user's store, and cached results that the run begins without."""
+    """Where journeys run: an installed `qnn-ci` and this clone's `nox` on PATH, with this Python for every
+    environment; trees, downloads and the runner of the user's store, and cached results that the run begins
+    without."""
 
     def __init__(self, factory: pytest.TempPathFactory, table: Journeys) -> None:
         self.factory, self.table = factory, table
@@ -234,16 +232,11 @@ class Stage:
         }
         return {
             **kept,
-            "PATH": f"{shared / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(_installed(self.factory)), str(shared / "bin"), os.environ["PATH"]]),
             "QNN_CI_ENVIRONMENTS": str(shared / "environments"),
             "QNN_CI_STORE": str(shared / "store"),
             "CLONE": str(ROOT),
         }
-
-    @cached_property
-    def _with_installed_copy(self) -> dict[str, str]:
-        path = f"{_installed(self.factory)}{os.pathsep}{self.variables['PATH']}"
-        return {**self.variables, "PATH": path}
 
     def problem(self, row: Row) -> str:
         """Why the row's promise is not kept; empty where it is. Its story is played when first asked for."""
@@ -261,12 +254,10 @@ class Stage:
                 yield row.name, self._type(row, folder)
 
     def _type(self, row: Row, folder: Path) -> str:
-        installed = self.table.story[row.story].installed
-        variables = self._with_installed_copy if installed else self.variables
         done = subprocess.run(
             ["sh", "-c", row.typed],
             cwd=folder,
-            env={**variables, "QNN_CI_REPORTS": str(folder / "reports")},
+            env={**self.variables, "QNN_CI_REPORTS": str(folder / "reports")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
