@@ -12,7 +12,15 @@ import torch
 
 from ci.models import factory
 from ci.models.compiler_errors import explain_error
-from ci.models.factory import infer, infer_all, make, require_float32, where_input_changes
+from ci.models.factory import (
+    infer,
+    infer_all,
+    inputs_named,
+    make,
+    require_float32,
+    where_input_changes,
+)
+from ci.models.inputs import Input
 from ci.models.user_model import BadFactory
 
 MODULE = """
@@ -144,7 +152,17 @@ def test_a_fixed_sample_alone_judges_and_calibrates_with_a_warning(folder: Path)
     assert torch.equal(first[0], torch.arange(4.0)) and first[0].data_ptr() != again[0].data_ptr()
     assert not torch.equal(first[0], other[0]) and other[0].min() >= 0 and other[0].max() <= 3
     assert other[1].dtype == torch.int64 and other[1].min() >= 3 and other[1].max() <= 9
+    seeds = range(factory.CALIBRATION_SEED, factory.CALIBRATION_SEED + 40)
+    drawn = torch.cat([loaded.sample(seed)[1].flatten() for seed in seeds])
+    assert (drawn.min(), drawn.max()) == (3, 9)
     assert [rule for rule, _ in loaded.notes] == ["fixed-inputs"]
+
+
+def test_a_declared_input_of_integers_reaches_both_of_its_bounds(tmp_path: Path) -> None:
+    draw = inputs_named("", [Input(shape=(64,), dtype="int32", low=2, high=5)], tmp_path)
+    assert callable(draw)
+    (drawn,) = draw(torch.Generator().manual_seed(0))
+    assert sorted({*drawn.tolist()}) == [2, 3, 4, 5]
 
 
 def test_integers_that_are_drawn_index_the_table_of_their_column(folder: Path) -> None:

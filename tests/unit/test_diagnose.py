@@ -197,6 +197,12 @@ def test_without_a_known_cause_who_speaks_is_told_with_what_to_collect(text: str
     assert (found.explanations, found.told_by) == ((), speaker) and found.collect
 
 
+def test_of_several_who_speak_the_one_that_says_the_known_cause_is_told() -> None:
+    known = "[ERROR] [Qnn ExecuTorch]: Tensor 0 and 0 have mismatching datatypes. 0x232 != 0x408."
+    found = read(f"E adsprpc : odd_thing: failed for a reason\n{known}")
+    assert found.explanations and found.told_by == "QNN"
+
+
 def test_an_operator_in_a_scheme_is_shown_as_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("log@16a4w") == 0
     assert "log at" in capsys.readouterr().out

@@ -90,6 +90,15 @@ def test_a_broken_transfer_goes_on_where_it_stopped(fault: Reply, into: Path, pa
     assert 0 < start <= HALF
 
 
+def test_a_server_may_ask_for_a_pause_but_for_no_long_one(into: Path) -> None:
+    waits: list[float] = []
+    patience = Patience(attempts=3, first_delay=0.01, longest_retry_after=7, sleep=waits.append)
+    busy = [Reply(status=503, headers={"Retry-After": seconds}) for seconds in ("86400", "3")]
+    with FileServer(BODY, busy) as server:
+        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert waits == [7, 3]
+
+
 @pytest.mark.parametrize(
     ("reply", "size"),
     [

@@ -42,6 +42,7 @@ from provisioning.known_faults import NO_FIX, load_faults
 from tests.support.lowering import SUITE, compiled_as, make_program, plan_of
 from tests.support.programs import BUILD_ID, context, options, program
 
+OF_ANOTHER_DATE = f"{BUILD_ID.rpartition('.')[0]}.260101104044"
 ERF = CpuOperator(
     operator="aten.erf.default",
     module="",
@@ -144,7 +145,9 @@ class TestArtifact:
             (program(spec=options(online=True)), {"online-prepare"}),
             (program(spec=options(soc_id=69)), {"soc"}),
             (program(spec=options(arch=79)), {"soc"}),
+            (program(spec=options(vtcm_mb=4)), {"vtcm"}),
             (program(data=context(build_id="v2.37.0.250724175447")), {"build-id"}),
+            (program(data=context(build_id=OF_ANOTHER_DATE)), {"build-id"}),
             (program(data=context(soc="SM8750")), {"soc"}),
             (program(data=context(vtcm=4 << 20)), {"vtcm"}),
             (program(data=b"nothing to read" * 20), {"build-id", "soc", "arch", "vtcm"}),
@@ -163,6 +166,7 @@ class TestArtifact:
             ({"arch": 79}, b"", {"soc"}),
             ({"online": True}, b"", {"online-prepare"}),
             ({}, b"v2.37.0.250724175447", {"build-id"}),
+            ({}, OF_ANOTHER_DATE.encode(), {"build-id"}),
         ],
     )
     def test_an_lpai_program_is_judged_by_its_options(

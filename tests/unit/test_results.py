@@ -331,6 +331,10 @@ def test_a_folder_is_known_by_its_modules_without_hidden_ones(tmp_path: Path) ->
     assert folder_digest(tmp_path) == first
     (tmp_path / "net.py").write_text("A = 2\n")
     assert folder_digest(tmp_path) != first
+    (tmp_path / "net.py").write_text("A = 1\n")
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "net.py").rename(tmp_path / "inside" / "net.py")
+    assert folder_digest(tmp_path) != first
 
 
 class TestLines:
