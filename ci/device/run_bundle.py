@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ci.device import session, transport
 from ci.device.bundle_contents import MANIFEST_NAME, Bundle, read_bundle
+from ci.device.claim import claim_folder
 from ci.device.transport import Device
 from ci.diagnose.logs import nearest, read
 from provisioning.base.commands import Fix
@@ -60,7 +61,7 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
     stage.target = job.bundle.target
     job.into.mkdir(parents=True, exist_ok=True)
     device = _device(options, job.bundle)
-    with session.claim_folder(device, job.where):
+    with claim_folder(device, job.where):
         if finding := wrong_chip(device, job.bundle.soc):
             stage.findings.append(finding)
             if finding.severity is Severity.ERROR:

@@ -16,8 +16,8 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
-from ci.parity.build_texts import Literal, literals, loads, nearest, used_as_values
 from ci.parity.mapping import MACROS
+from ci.parity.starlark_texts import Literal, literals, loads, nearest, used_as_values
 from ci.parity.tree import (
     Glob,
     NamedItem,

@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ci.parity.build_texts import (
+from ci.parity.cmake_texts import (
     CMakeCommand,
     Expressions,
     Unevaluable,

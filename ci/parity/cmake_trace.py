@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.parity.build_texts import commands
+from ci.parity.cmake_texts import commands
 from ci.parity.tree import NotEvaluated, Tree, TreePlace, is_python, normal
 from provisioning.base.errors import EnvironmentLacking
 

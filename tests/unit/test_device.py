@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci.device import run_bundle, session
-from ci.device.session import LOCK, Holder, claim_folder, this_process
+from ci.device.claim import LOCK, Holder, claim_folder, this_process
 from ci.device.transport import Adb, CommandResult, TimedOut
 from ci.diagnose.rules import failure_rules
 from ci.gate.supervision import death

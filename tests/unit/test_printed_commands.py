@@ -47,6 +47,7 @@ PRINTING = ("provisioning", "ci", "lab")
 ELSEWHERE = {
     # Scripts that are run and not printed, and whose quoting their own tests hold.
     "ci/device/bundle_contents.py",
+    "ci/device/claim.py",
     "ci/device/session.py",
 }
 
