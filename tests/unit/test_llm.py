@@ -569,6 +569,7 @@ class TestCheck:
     def test_a_checkpoint_that_has_moved_is_named_by_a_flag(self, compiled: Compiled) -> None:
         moved = (compiled.folder / "model").rename(compiled.folder / "moved")
         assert compiled.check("--checkpoint", moved) == 0
+        assert {order["compiled"]["model"] for order in compiled.asked} == {str(moved)}
 
     def test_a_text_that_is_not_utf_8_is_named(
         self, compiled: Compiled, capsys: pytest.CaptureFixture[str]

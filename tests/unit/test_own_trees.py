@@ -65,6 +65,8 @@ def test_what_changed_since_the_first_use_is_named_until_it_is_adopted(
     assert notes(sdk) == []
 
 
-def test_a_folder_that_is_no_sdk_is_not_adopted(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_sdk_is_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = parsed(verb, "adopt", tmp_path, "--store", tmp_path / "store")
     assert guard(lambda: verb.run(args), debug=False) == 2
+    assert f"{tmp_path}: expected the root of" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()

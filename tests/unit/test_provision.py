@@ -118,8 +118,12 @@ class TestUnlocked:
 
     def test_a_copied_store_is_not_taken_for_it(self, unlocked: User) -> None:
         unlocked.types("provision", "--trust-first-download")
-        shutil.copytree(unlocked.store, unlocked.home / "copy", symlinks=True)
-        assert unlocked.types("provision", "--store", str(unlocked.home / "copy")) == 3
+        copy = shutil.copytree(unlocked.store, unlocked.home / "copy", symlinks=True)
+        fetched = len(unlocked.server.requests)
+        assert unlocked.types("provision", "--store", str(copy)) == 3
+        # As for a store that has nothing, and without asking the server.
+        assert "is not locked" in unlocked.err and f"--store {copy} " in unlocked.err
+        assert len(unlocked.server.requests) == fetched
 
     def test_a_copied_store_is_not_repaired_by_what_a_mirror_has_now(self, unlocked: User) -> None:
         unlocked.types("provision", "--trust-first-download")
@@ -158,6 +162,8 @@ class TestUnlocked:
     def test_an_sdk_without_libraries_is_refused(self, unlocked: User) -> None:
         write_zip(unlocked.archive, {"sdk.yaml": sdk_files()["sdk.yaml"]})
         assert unlocked.types("provision", "--trust-first-download") == 4
+        assert "no library holds build id" in unlocked.err
+        assert not [*(unlocked.store / "trees").iterdir(), *(unlocked.store / "downloads").iterdir()]
 
 
 class TestLicences:
