@@ -166,13 +166,17 @@ def _lines(program: Any) -> Iterator[str]:
     yield f"call {program.call_spec.in_spec} {program.call_spec.out_spec}"
     for kind, values in (("state", program.state_dict), ("constant", program.constants)):
         for name, value in sorted(values.items()):
-            yield f"{kind} {name} {_value_line(value)}"
+            yield f"{kind} {name} {value_line(value)}"
+
+
+def node_line(node: fx.Node, path: str) -> str:
+    words = [node.op, node.name, _target(node), *map(_argument, (node.args, dict(node.kwargs)))]
+    return f"node {path}{json.dumps(words)} {_shown_value(node.meta.get('val'))} {_origin(node)}"
 
 
 def _graph_lines(module: fx.GraphModule, path: str) -> Iterator[str]:
     for node in module.graph.nodes:
-        words = [node.op, node.name, _target(node), *map(_argument, (node.args, dict(node.kwargs)))]
-        yield f"node {path}{json.dumps(words)} {_shown_value(node.meta.get('val'))} {_origin(node)}"
+        yield node_line(node, path)
     for name, child in module.named_children():
         if not isinstance(child, fx.GraphModule):
             raise NoDigest(f"{path}{name} is a {type(child).__name__}, and no graph")
@@ -189,9 +193,30 @@ def _target(node: fx.Node) -> str:
         if module not in PLAIN_MODULES:
             raise NoDigest(f"{node.name} calls {module}.{getattr(target, '__name__', target)}")
         return f"{module}.{target.__name__}"
-    if namespace not in SEEN:
+    if namespace not in SEEN or not _is_known(target):
         raise NoDigest(f"{node.name} calls {target}, whose code no graph shows")
     return str(target)
+
+
+known_operators: frozenset[str] | None = None
+"""The dispatcher had these operators before this process ran a user's code; None if nobody has asked it."""
+
+
+def remember_operators() -> None:
+    global known_operators
+    known_operators = frozenset(torch._C._dispatch_get_all_op_names())
+
+
+def _is_known(target: Any) -> bool:
+    """Whether an operator is no user's, whatever its namespace is. A higher-order one is not in the
+    dispatcher."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return type(target).__module__.partition(".")[0] == "torch"
+    if known_operators is None:
+        return True
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return name in known_operators
 
 
 def _argument(value: Any) -> str:
@@ -220,7 +245,7 @@ def _origin(node: fx.Node) -> str:
     call = node.meta.get("torch_fn") or ()
     stacks = [
         [(path, _name(kind)) for path, kind in modules.values()],
-        [(name, _name(kind)) for name, kind in calls],
+        [(str(name), _name(kind)) for name, kind in calls],
     ]
     return json.dumps([*stacks, call])
 
@@ -233,7 +258,7 @@ def _name(kind: Any) -> str:
     return str(name or type(kind).__name__)
 
 
-def _value_line(value: Any) -> str:
+def value_line(value: Any) -> str:
     if not isinstance(value, Tensor):
         raise NoDigest(f"a constant is a {type(value).__name__}, and no tensor")
     if (

@@ -24,8 +24,8 @@ from packaging.requirements import Requirement
 
 from ci.models.wheels import PinnedWheel
 from ci.models.wheels import variables as located_wheels
-from ci.work.child import LOCKED, declared_variables, key_of_declared
-from ci.work.digests import Digests
+from ci.work.child import declared_variables, key_of_declared
+from ci.work.digests import LOCKED, Digests
 from provisioning import pip_settings
 from provisioning.base.commands import capture
 from provisioning.base.errors import (

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from ci.work.child import NOT_CACHED
 from ci.work.jobs import Job, Line, WorkOptions
 from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of, trouble_of_error
 from ci.work.plain import Facts, read
@@ -300,6 +301,10 @@ class _StepRun(Generic[P]):
     def _finish(self, state: _ProgramState[P], reply: dict[str, Any]) -> Result:
         step, into = self._step, state.folder
         assert into is not None
+        if reason := str(reply.get(NOT_CACHED) or ""):
+            if state.key:
+                self._cached.forget(state.key)
+            state.key, state.not_cached = None, state.not_cached or reason
         if step.export:
             reply = {**reply, "lines": dict(state.lines)}
         result = replace(self._result(state, reply), folder=into)

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ci.work import outcome
+from ci.work.digests import known_folders
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
@@ -44,9 +45,6 @@ Answer = Callable[[Order], dict[str, object]]
 """Returns the reply to a request; both are JSON."""
 
 FOR_LIBRARIES = "OMP_NUM_THREADS"
-
-LOCKED = "QNN_CI_LOCKED_PACKAGES"
-"""The variable names the folder of the locked packages, where an environment of own packages also looks."""
 
 SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 """The system has its own libraries in these folders."""
@@ -152,6 +150,9 @@ def blame(error: BaseException, order: Mapping[str, object]) -> None:
         raise outcome.InTrouble(trouble) from error
 
 
+NOT_CACHED = "not_cached"
+"""In the reply of work whose result must not be cached, this says why."""
+
 UNFORESEEN = "unforeseen"
 """The kind of an error of our own."""
 
@@ -242,8 +243,7 @@ def flush_output() -> None:
 def loaded_libraries() -> list[str]:
     """The libraries that this process has loaded from outside its Python's environment and the system. Those
     of the environment are known by its packages, and those of Python's own modules by its version."""
-    places = (sys.prefix, Path(os.__file__).parent, os.environ.get(LOCKED, sys.prefix))
-    known = (*(f"{os.path.realpath(place)}/" for place in places), *SYSTEM)
+    known = (*known_folders(), *SYSTEM)
     rows = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text("utf-8").splitlines())
     libraries = {row[5] for row in rows if len(row) == 6 and "x" in row[1] and ".so" in Path(row[5]).name}
     return sorted(path for path in libraries if not path.startswith(known))

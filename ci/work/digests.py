@@ -119,6 +119,18 @@ class FolderContent:
     startup_files: tuple[str, ...]
 
 
+LOCKED = "QNN_CI_LOCKED_PACKAGES"
+"""The variable names the folder of the locked packages, where an environment of own packages also looks."""
+
+
+@cache
+def known_folders() -> tuple[str, ...]:
+    """The folders of this Python and of its packages, which every key describes; each path ends in a
+    slash."""
+    folders = (*site_folders(), os.environ.get(LOCKED, ""), str(Path(os.__file__).parent))
+    return tuple({f"{os.path.realpath(folder)}/" for folder in folders if folder})
+
+
 def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
     """The folders where this interpreter has its distributions; those of `packages`, an environment beside
     it, come first."""

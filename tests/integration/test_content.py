@@ -142,13 +142,6 @@ def test_another_clone_another_file_and_another_user_have_the_same_program(
     assert world.cached()
 
 
-def test_a_module_that_an_annotation_imports_counts(world: World) -> None:
-    world.change("suite.toml", "socs", 'annotations = ["annotation:annotate"]\nsocs')
-    assert [world.cached(), world.cached()] == [False, True]
-    world.write("rules.py", "def none(graph):\n    return None\n")
-    assert [world.cached(), world.cached()] == [False, True]
-
-
 CUSTOM = """\
 import torch
 from torch import nn

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from ci.lanes.executorch.export import cases, export
+from ci.lanes.executorch.export import cases
+from ci.lanes.executorch.exporting import export
 from ci.models.exported import NoDigest, digest_of
 from provisioning.base.settings import ROOT
 

@@ -19,7 +19,8 @@ import pytest
 from ci.models.own_packages import Needs, OwnPackages, install_packages, locked_versions
 from ci.suite.stage import packages_of, run_cached_step
 from ci.work.cached_steps import Step
-from ci.work.child import LOCKED, closed_environment
+from ci.work.child import closed_environment
+from ci.work.digests import LOCKED
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from ci.work.schedule import Home

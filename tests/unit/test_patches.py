@@ -27,6 +27,7 @@ REASONS = {
     "integration/test_executorch_work.py": PROCESS,
     "integration/test_llm.py": PLANTED,
     "integration/test_making_environments.py": "uv is taken away where it is installed",
+    "integration/test_outdated.py": PROCESS,
     "integration/test_pytest_plugin.py": PROCESS,
     "integration/test_rewrites.py": PLANTED,
     "support/own_manifests.py": SHIPPED,

@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 class ExportRequest(ProgramOrder):
     runs: Mapping[str, Mapping[str, Metric]]
     """Maps the name of each run that is wanted to the run; all are of the same case."""
+    chips: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Maps the name of each run to the chips of its programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotated:
+    """Says what a run's annotations make of a model for a chip."""
+
+    rows: Key = field(default_factory=dict)
+    not_cached: str = ""
+    modules: tuple[str, ...] = ()
+    """These are the files of the user's modules that were loaded."""
+    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,8 @@ class ExportedRun:
     reason given."""
 
     rows: Key = field(default_factory=dict)
+    annotated: Mapping[str, Annotated] = field(default_factory=dict)
+    """Maps each chip to what the run's annotations make of the model; a run without any has none."""
     not_cached: str = ""
     exported: bool = True
     error: Mapping[str, object] | None = None

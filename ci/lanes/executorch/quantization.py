@@ -26,7 +26,9 @@ from ci.lanes.executorch.orders import (
     QuantizeRequest,
 )
 from ci.lanes.executorch.suite import UNOBSERVED_SCHEMES, ExecutorchRun
+from ci.models.annotated import digest_of_annotated
 from ci.models.compiler_errors import explain_error
+from ci.models.exported import NoDigest
 from ci.models.factory import copy_sample, find, is_quantized, refuse_halves, require_float32, run_copied
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
@@ -236,9 +238,25 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     quantizer.add_custom_quant_annotations([find(name, chip_model.search_path) for name in run.annotations])
     with step_of("quantize"):
         prepared = prepare_pt2e(exported, quantizer)
+        if expected := chip_model.exported.annotated.get(chip_model.name):
+            _compare_annotations(chip_model, prepared, expected)
         for batch in batches:
             prepared(*copy_sample(batch))
     return Prepared(prepared, floats, folded, patterns, sample)
+
+
+def annotated_digest(chip_model: ChipModel) -> str:
+    """Return the digest of what the run's annotations make of the model. Raises NoDigest."""
+    return digest_of_annotated(prepared_model(replace(chip_model, calibrating=())).module)
+
+
+def _compare_annotations(chip_model: ChipModel, prepared: Any, expected: str) -> None:
+    try:
+        is_same = digest_of_annotated(prepared) == expected
+    except NoDigest:
+        is_same = False
+    if not is_same:
+        chip_model.exported.not_repeated = "its annotations made something else the second time"
 
 
 def _settings(per_channel: bool, scheme: str) -> dict[str, object]:

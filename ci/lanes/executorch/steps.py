@@ -72,7 +72,7 @@ COMPILED, RAN = "lowering", "emulator"
 
 WORKER = "ci.lanes.executorch.worker"
 
-EXPORT = "ci.lanes.executorch.export:export"
+EXPORT = f"{WORKER}:export"
 
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 
@@ -245,9 +245,14 @@ def _export(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask:
     """Return the task that exports the program's case once for all of its runs in the plan."""
     alike = [row for row in plan.programs if _model_of(row) == _model_of(program)]
     runs = {row.run.name: row.order.whole_run for row in alike}
-    order = ExportRequest(**_fields_of(program.order), runs=runs)
+    chips = {name: _chips_of(name, alike) for name in runs}
+    order = ExportRequest(**_fields_of(program.order), runs=runs, chips=chips)
     name, log = f"{program.suite}:{program.case_name}", export_log(plan, program)
     return ChildTask(name, EXPORT, sent_request(order), plan.work.timeout, log)
+
+
+def _chips_of(run: str, programs: Sequence[ExecutorchProgram]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(program.soc for program in programs if program.run.name == run))
 
 
 def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:
@@ -256,6 +261,10 @@ def _export_key(program: ExecutorchProgram, reply: Mapping[str, object]) -> Key:
         raise Refused(exported.error)
     if exported.not_cached:
         raise (NotCached if exported.exported else NotExported)(exported.not_cached)
+    if annotated := exported.annotated.get(program.soc):
+        if annotated.not_cached:
+            raise NotCached(annotated.not_cached)
+        return {**exported.rows, "annotated": dict(annotated.rows)}
     return exported.rows
 
 

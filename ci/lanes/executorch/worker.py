@@ -34,6 +34,7 @@ from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_rewriting import RepairedModule
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.export import ChipModel, error_of
+from ci.lanes.executorch.exporting import export as export
 from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower, lowered_module
 from ci.lanes.executorch.orders import (
     CompileRequest,
@@ -47,12 +48,13 @@ from ci.lanes.executorch.quantization import score_groups as scores_of
 from ci.lanes.executorch.replay import replay
 from ci.models.factory import is_quantized
 from ci.models.inputs import Array, order_files
+from ci.models.untouched import remember_libraries, users_modules
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
 from ci.operators.partition import restore_builtins
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import Runner, call_runner
-from ci.work.child import Answer, doing, reporting
+from ci.work.child import NOT_CACHED, Answer, doing, reporting
 from ci.work.plain import read, reader, to_json
 from provisioning.base.files import empty_folder
 from provisioning.known_faults import Product
@@ -178,13 +180,14 @@ def prepare() -> None:
     # bits than what runs after.
     if choose := getattr(utils, "disable_mkldnn_on_amd", None):
         choose()
+    remember_libraries()
 
 
 _order_of = reader(ProgramOrder)
 _asks_of = reader(dict[str, object])
 
 
-def _model_task(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
+def model_task(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
     """Return a function that works on a case's model. Relative paths in the user's code begin in its suite's
     folder."""
     request_of = reader(kind)
@@ -192,18 +195,23 @@ def _model_task(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]
     def answer(request: Mapping[str, object]) -> dict[str, object]:
         order, asks = _order_of(request), _asks_of(request["asks"])
         os.chdir(order.working_folder)
-        return to_json(work(ChipModel.of(order), request_of({**asks, "into": request["into"]})))
+        exported_with = set(users_modules())
+        chip_model = ChipModel.of(order)
+        reply = to_json(work(chip_model, request_of({**asks, "into": request["into"]})))
+        late = sorted(set(users_modules()) - exported_with - chip_model.exported.annotated_with)
+        reason = f"its work imported {late[0]}, which the export did not" if late else ""
+        return {**reply, NOT_CACHED: chip_model.exported.not_repeated or reason}
 
     return reporting(answer, error_of)
 
 
-compiled = _model_task(CompileRequest, lower)
-quantized = _model_task(QuantizeRequest, quantize)
-scored = _model_task(ScoreRequest, scores_of)
-diverged = _model_task(DivergenceRequest, diverge)
-replayed = _model_task(ReplayRequest, replay)
-script = _model_task(ScriptRequest, script_of)
-rewritten = _model_task(RewriteRequest, rewrite)
+compiled = model_task(CompileRequest, lower)
+quantized = model_task(QuantizeRequest, quantize)
+scored = model_task(ScoreRequest, scores_of)
+diverged = model_task(DivergenceRequest, diverge)
+replayed = model_task(ReplayRequest, replay)
+script = model_task(ScriptRequest, script_of)
+rewritten = model_task(RewriteRequest, rewrite)
 
 
 def _wrap_context(order: Mapping[str, object]) -> dict[str, object]:

@@ -1,0 +1,123 @@
+"""Exports a case's model, and says what the cache knows each of its programs by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from ci.lanes.executorch.export import ChipModel, ExportedCase, cases, digest_of_tensors, error_of
+from ci.lanes.executorch.orders import Annotated, ExportedRun, ExportedRuns, ExportRequest
+from ci.lanes.executorch.suite import case_of
+from ci.models.exported import NoDigest, digest_of
+from ci.models.model_lines import source_of
+from ci.models.untouched import require_untouched, users_modules
+from ci.models.user_model import BadFactory, modules_in
+from ci.work.child import error_reply, loaded_libraries, reporting
+from ci.work.plain import read, reader, to_json
+from ci.work.results import Key
+from ci.work.template import run_in_fork
+from provisioning.base.findings import Metric
+
+FLAGS = (
+    "get_default_dtype",
+    "is_grad_enabled",
+    "are_deterministic_algorithms_enabled",
+    "get_float32_matmul_precision",
+    "get_num_threads",
+)
+"""These functions of torch read settings that a model's code may change, and that decide how the rest is
+computed."""
+
+
+def _export_runs(request: ExportRequest) -> ExportedRuns:
+    """Return what each program depends on of the model, and the line of each node."""
+    os.chdir(request.working_folder)
+    runs = dict[str, ExportedRun]()
+    lines: dict[str, tuple[str, str]] = {}
+    for name, run in request.runs.items():
+        order = replace(request, run=run, run_of_model={})
+        if not cases:
+            cases.append(ExportedCase.of(case_of(order), Path(order.search_path)))
+        try:
+            runs[name] = _exported_run(ChipModel.of(order), request.chips.get(name, ()), lines)
+        except BadFactory as error:
+            more = {"fix": error.fix, "missing": error.missing}
+            runs[name] = ExportedRun(error=error_reply("factory", str(error), **more))
+    try:
+        require_untouched()
+    except NoDigest as error:
+        runs = {name: run if run.error else ExportedRun(not_cached=str(error)) for name, run in runs.items()}
+    annotated = [row for run in runs.values() for row in run.annotated.values()]
+    modules = {*modules_in(Path(request.search_path)), *(file for row in annotated for file in row.modules)}
+    libraries = {*loaded_libraries(), *(file for row in annotated for file in row.libraries)}
+    return ExportedRuns(
+        runs=runs, lines=lines, modules=tuple(sorted(modules)), libraries=tuple(sorted(libraries))
+    )
+
+
+def _exported_run(
+    chip_model: ChipModel, chips: Sequence[str], lines: dict[str, tuple[str, str]]
+) -> ExportedRun:
+    run, annotated = chip_model.run, dict[str, Annotated]()
+    rows: dict[str, Metric] = {
+        "samples": digest_of_tensors(chip_model.compared),
+        "calibration": digest_of_tensors(chip_model.calibrating),
+        "used": asdict(chip_model.used),
+        "notes": [list(note) for note in chip_model.exported.subject.notes],
+        "float outputs": digest_of_tensors(chip_model.float_outputs),
+        "torch": _flags(),
+    }
+    try:
+        program = chip_model.exported.program(chip_model.sample)
+        lines |= {node.name: source_of(node) for node in program.graph.nodes if node.op == "call_function"}
+        rows["model"] = digest_of(program)
+        if run.annotations and run.quantizes:
+            annotated = {chip: _annotated(replace(chip_model, soc=chip)) for chip in chips}
+    except NoDigest as error:
+        return ExportedRun(not_cached=str(error))
+    except BadFactory:
+        raise
+    except Exception as error:
+        # Its compile exports it again, and says what is wrong.
+        return ExportedRun(not_cached=f"it cannot be exported: {type(error).__name__}", exported=False)
+    return ExportedRun(rows, annotated)
+
+
+def _annotated(chip_model: ChipModel) -> Annotated:
+    """Run the annotations in a fork, as they may change anything: the processes that compile begin without
+    that."""
+    reply = run_in_fork(reporting(lambda _: to_json(_annotate(chip_model)), error_of), {})
+    if "rows" not in reply:
+        # Its compile runs them again, and says what is wrong.
+        return Annotated(not_cached="its annotations failed")
+    annotated = read(Annotated, reply)
+    exported = chip_model.exported
+    exported.annotated[chip_model.name] = str(annotated.rows.get("graph", ""))
+    exported.annotated_with |= {*annotated.modules}
+    return annotated
+
+
+def _annotate(chip_model: ChipModel) -> Annotated:
+    # Annotations alone need ExecuTorch.
+    from ci.lanes.executorch.quantization import annotated_digest
+
+    try:
+        graph = annotated_digest(chip_model)
+        require_untouched()
+    except NoDigest as error:
+        return Annotated(not_cached=str(error), modules=tuple(users_modules()))
+    rows: Key = {"graph": graph, "torch": _flags()}
+    return Annotated(rows, modules=tuple(users_modules()), libraries=tuple(loaded_libraries()))
+
+
+def _flags() -> dict[str, Metric]:
+    flags = {name: getattr(torch, name)() for name in FLAGS}
+    return {name: str(value) for name, value in {**flags, "mkldnn": torch.backends.mkldnn.enabled}.items()}
+
+
+_request_of = reader(ExportRequest)
+export = reporting(lambda order: to_json(_export_runs(_request_of(order))), error_of)
