@@ -125,9 +125,6 @@ CODE: Mapping[str, str] = {
     "a Python kernel of an operator of torch": (
         "torch.ops.aten.floor.default.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(lambda x: x)"
     ),
-    "a hook of every module": (
-        "torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, outputs: None)"
-    ),
     "a mode that intercepts torch's functions": (
         "class Mode(torch.overrides.TorchFunctionMode):\n"
         "    def __torch_function__(self, function, types, args=(), kwargs=None):\n"
