@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import engine, long_tests, needs, shards, small_disk, whole
+from tests.support import changed, engine, long_tests, needs, shards, small_disk, whole
 from tests.support.sources import forget
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
@@ -58,6 +58,7 @@ def one_template() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     whole.add_flag(parser)
     long_tests.add_flag(parser)
+    changed.add_flag(parser)
     shards.add_flags(parser.getgroup("qnn-ci"))
 
 
@@ -102,6 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Each command of a test is a run of its own, not a part of the one that runs the tests.
     os.environ.pop("QNN_CI_RUN", None)
     whole.set_examples(config)
+    changed.choose_tests(config)
 
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
