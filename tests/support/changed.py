@@ -55,7 +55,9 @@ def _imports_of(module: str) -> str:
 
 def _imports_below(folder: str) -> str:
     # What nearly all tests import says nothing about one of them.
-    return rf"^ *(?:from|import) {re.escape(folder)}\b" if folder and folder != "tests.support" else r"(?!)"
+    if folder.partition(".")[0] in ("", "tests"):
+        return r"(?!)"
+    return rf"^ *(?:from|import) {re.escape(folder)}\b"
 
 
 def _importing(pattern: str, texts: Mapping[str, str]) -> set[str]:

@@ -24,6 +24,7 @@ TEXTS = {
         ("docs/suites.md", ""),
         ("noxfile.py", ""),
         ("tests/support/rules.py", ""),
+        ("tests/conftest.py", ""),
     ],
 )
 def test_a_changed_file_has_the_tests_that_import_it(changed: str, letters: str) -> None:
