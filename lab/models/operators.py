@@ -97,6 +97,11 @@ def cosine() -> tuple[nn.Module, Inputs]:
     return around(Calls(lambda x: x * (unit(x) * unit(x * x + 1.0)).sum(-1, keepdim=True)))
 
 
+def total() -> tuple[nn.Module, Inputs]:
+    """The mean of everything, with its dimensions."""
+    return around(Calls(lambda x: x + x.mean(dim=(0, 1, 2), keepdim=True)))
+
+
 class GroupNormed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -33,6 +33,7 @@ CASES_OF_FIXES = {
     "cosine-on-cpu": "op_cosine",
     "deviation-on-cpu": "op_roots",
     "hypot-on-cpu": "op_roots",
+    "reduced-to-a-scalar": "op_total",
 }
 """By the rule of a fix, the case with what it says, of the default suite or of every night's."""
 
