@@ -270,5 +270,6 @@ def value_line(value: Any) -> str:
     shape = f"{value.dtype} {list(value.shape)} {list(value.stride())}"
     if value.device.type != "cpu":
         raise NoDigest(f"a tensor is on {value.device}")
-    values = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    # A copy, as numpy keeps a tensor from ever being resized, which observers do.
+    values = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
     return f"{shape} {hashlib.sha256(values).hexdigest()}"
