@@ -234,7 +234,19 @@ ANNOTATIONS: Mapping[str, Attack] = {
 }
 
 
-@pytest.mark.parametrize("what", ANNOTATIONS)
+WITH_WHOLE = (
+    "runs a program",
+    "changes the weights",
+    "changes a note of its own",
+    "changes a setting of torch",
+)
+"""Nightly: each compiles twice, and ordinary long runs have two that reach the key by the same way."""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=[pytest.mark.whole] if what in WITH_WHOLE else []) for what in ANNOTATIONS],
+)
 def test_annotations_count_by_what_they_make_of_the_model(what: str, user: User) -> None:
     attack = ANNOTATIONS[what]
     user.annotates()
