@@ -67,10 +67,8 @@ def _check(verb: str, arguments: Sequence[str]) -> None:
     module = command_line.module_of(VERBS[verb])
     if isinstance(module, command_line.ChecksWords):
         module.check(args)
-    if verb in options.COMMANDS or verb in lanes_by_stage():
+    if verb in (*options.COMMANDS, options.GATE) or verb in lanes_by_stage():
         options.choice_of(args)
-    elif verb == "gate":
-        options.check(args.suite)
     # The verb itself says which chip it is where the user named one otherwise.
     with redirect_stderr(io.StringIO()):
         if hasattr(args, "soc"):

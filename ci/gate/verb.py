@@ -13,32 +13,31 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.gate import stage_names
+from ci.gate.options import GateOptions, add_flags, read_options
 from ci.gate.supervision import LACKING, LOGS, WORST_FIRST, log_of, report_of, supervise
-from ci.report.collect import GATE, clean_report, did_not_run, report_in
+from ci.report.collect import clean_report, did_not_run, report_in
 from ci.report.summary import command, conclusion, github_annotations, stage_line, worst
 from ci.suite.lane_head import judging
+from ci.suite.options import GATE
 from provisioning.base import answer
-from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, repeat_flag, session
-from provisioning.base.errors import STOPPED, CheckFailed, UsageError
+from provisioning.base.errors import STOPPED, CheckFailed
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.progress import show_working
 from provisioning.base.rendering import LOG, render, summary_of, verdict, wants_colour, write
-from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import RUN, StageRun
 from provisioning.base.units import terminal_width
 
 if TYPE_CHECKING:
     from ci.gate.table import GateStage
-    from ci.work.jobs import Job
 
 EXAMPLES = """\
   nox
@@ -47,12 +46,6 @@ EXAMPLES = """\
   nox -- --tag nightly --skip provision
   python -m ci gate --only validate
 """
-
-LANE = "executorch"
-"""The gate runs this lane of the shipped suite, but all lanes of a user's own suite."""
-
-TAG = "pr"
-"""The gate runs the shipped suite's programs with this tag, but all programs of a user's own suite."""
 
 ERRORS_SHOWN = 10
 """The gate's last lines show at most this many findings; the page has all."""
@@ -70,138 +63,45 @@ class StageResult:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_selection(parser)
-    names = stage_names()
-    group = parser.add_argument_group("stages")
-    group.add_argument("--only", action="append", choices=names, help="run this one; may be repeated")
-    group.add_argument("--skip", action="append", choices=names, help="not this one; may be repeated")
-    repeatable(group, "--suite", "FILE", "models of your own, for the stages of their lanes", type=Path)
-    group.add_argument(
-        "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
-    )
-    group.add_argument(
-        "--shard",
-        metavar="I/N",
-        help="of each lane the I-th of N parts of equal length, as one of N machines",
-    )
-    work = parser.add_argument_group("how the stages of a suite work")
-    work.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
-    work.add_argument(
-        "--timeout", type=duration, metavar="S", help=f"end a program after S seconds [{TIMEOUT:g}]"
-    )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show what each stage prints")
+    add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.gate.planning import planned_stages
     from ci.gate.table import gate_stages
 
-    names = [name for name in args.only or stage_names() if name not in (args.skip or ())]
-    if not names:
-        raise UsageError("--only and --skip leave no stage to run", fix="leave one of them out")
-    flags = selection_flags(
-        args.profile, args.target, args.soc, args.store, args.reports, args.executorch_by_word
-    )
-    stages = stages_for_suites(gate_stages(), args.suite, args.only or ())
-    tags = args.tag or ([] if args.suite else [TAG])
+    options = read_options(args)
+    names = options.flags.chosen_stages
+    stages = planned_stages(gate_stages(), options)
+    chosen = [stage for stage in stages if stage.name in names]
     # On GitHub a stage's report has the line that is annotated.
-    if args.suite and not _is_github_job(os.environ):
-        for lane in dict.fromkeys(stage.lane for stage in stages if stage.lane and stage.name in names):
-            # A suite with mistakes is refused before the first stage.
-            jobs_of(lane, args.suite, tags, selection_of(args))
-    for stage in stages:
-        if stage.name in names:
-            # One that cannot be made ends the gate before its first stage.
-            interpreter_of(stage)
-    if args.shard:
-        stages = stages_of_shard(stages, args.shard, args.suite, tags, selection_of(args))
-    suites, tags = repeat_flag("--suite", args.suite), repeat_flag("--tag", args.tag)
-    timeout = f"{args.timeout:g}" if args.timeout else None
-    work = [*repeat_flag("--jobs", [args.jobs]), *repeat_flag("--timeout", [timeout])]
-    echo = args.verbose or _is_github_job(os.environ)
-    return run_gate(stages, names, selection_of(args), flags, suites, tags, work, echo=echo)
+    if options.choice.suites and not _is_github_job(os.environ):
+        _refuse_mistakes([stage.lane for stage in chosen if stage.lane], options)
+    for stage in chosen:
+        # One that cannot be made ends the gate before its first stage.
+        interpreter_of(stage)
+    return run_gate(stages, names, options, echo=options.flags.verbose or _is_github_job(os.environ))
 
 
-def stages_for_suites(
-    stages: Sequence[GateStage], suites: Sequence[Path], names: Collection[str]
-) -> list[GateStage]:
-    """Return the stages that have something to do for these suites, or for the shipped one; each gets the
-    suites of its lane. A stage that the user names stays: it reports itself if it has nothing to do."""
-    from ci.suite.options import check
-    from ci.suite.suite_file import lanes_of
+def _refuse_mistakes(lanes: Iterable[str], options: GateOptions) -> None:
+    """Raise the error of a suite with mistakes before the first stage runs."""
+    from ci.gate.planning import choice_for_lane, jobs_of
 
-    check(suites)
-    lanes = {suite: lanes_of(suite.absolute()) for suite in suites}
-    gate_stages = []
-    for stage in stages:
-        of_lane = [suite for suite in suites if stage.lane in lanes[suite]]
-        if stage.lane and stage.name in names:
-            of_lane = of_lane or [*suites]
-        if not stage.lane or stage.name in names or of_lane or (not suites and stage.lane == LANE):
-            flags = (*stage.flags, *repeat_flag("--suite", of_lane))
-            gate_stages.append(stage.model_copy(update={"flags": flags}))
-    return gate_stages
-
-
-def jobs_of(lane: str, suites: Sequence[Path], tags: Sequence[str], selection: Selection) -> list[Job]:
-    """The work of a lane that these suites, or the shipped one, have."""
-    from ci.lanes.registry import lane_named
-    from ci.suite.options import Choice
-    from ci.suite.suite_file import lanes_of
-
-    paths = [suite.absolute() for suite in suites]
-    own = [path for path in paths if lane in lanes_of(path)] or paths
-    return lane_named(lane).lane.chosen_jobs(Choice(suites=tuple(own), tags=tuple(tags)), selection)
-
-
-def stages_of_shard(
-    stages: Sequence[GateStage],
-    text: str,
-    suites: Sequence[Path],
-    tags: Sequence[str],
-    selection: Selection,
-) -> list[GateStage]:
-    """The stages for one of several machines. A lane that has nothing for this one is left out."""
-    from ci.suite.options import parse_shard, shard
-
-    index, count = parse_shard(text)
-    own_stages = []
-    for stage in stages:
-        if stage.lane and not shard(jobs_of(stage.lane, suites, tags, selection), index, count):
-            continue
-        flags = (*stage.flags, "--shard", text) if stage.lane else stage.flags
-        own_stages.append(stage.model_copy(update={"flags": flags}))
-    if not any(stage.lane for stage in own_stages):
-        raise UsageError(
-            f"--shard {text}: no program is left for this part",
-            fix=Fix("{}, which makes no empty parts", ("matrix",)),
-        )
-    return own_stages
+    for lane in dict.fromkeys(lanes):
+        jobs_of(lane, choice_for_lane(lane, options.programs) or options.programs, options.selection)
 
 
 def run_gate(
-    stages: Sequence[GateStage],
-    names: Sequence[str],
-    selection: Selection,
-    flags: Sequence[str],
-    suites: Sequence[str] = (),
-    tags: Sequence[str] = (),
-    work: Sequence[str] = (),
-    *,
-    echo: bool = False,
+    stages: Sequence[GateStage], names: Sequence[str], options: GateOptions, *, echo: bool = False
 ) -> int:
-    """Run the gate. `flags`, `suites`, `tags` and `work` are as the user typed them; the stages, which
-    already have their suites, read them.
+    """Run the planned stages that have these names, and report.
 
     If `echo`, the output of the stages is shown too; otherwise it is only in their logs."""
     # The stages are of the run that this gate is a part of, or of one of its own.
     os.environ[RUN] = os.environ.get(RUN) or os.urandom(16).hex()
-    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags, *work))
-    choice = (*(tags or ([] if suites else ["--tag", TAG])), *work)
-    stages = [
-        stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
-        for stage in stages
-    ]
-    results = run_stages(stages, names, flags, selection, echo=echo)
+    selection = options.selection
+    gate = StageRun(GATE, selection.profile, selection.target, options.command)
+    results = run_stages(stages, names, options, echo=echo)
     reports = [result.report for result in results]
     for report in reports:
         answer.add_report(report)
@@ -211,20 +111,16 @@ def run_gate(
 
 
 def run_stages(
-    stages: Sequence[GateStage],
-    names: Sequence[str],
-    flags: Sequence[str],
-    selection: Selection,
-    *,
-    echo: bool = False,
+    stages: Sequence[GateStage], names: Sequence[str], options: GateOptions, *, echo: bool = False
 ) -> list[StageResult]:
     """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an earlier
     run."""
+    selection, flags = options.selection, options.selection_words
     for name in (GATE, *(stage.name for stage in stages)):
         for old in (selection.reports / f"{name}.json", selection.reports / LOGS / f"{name}.log"):
             with suppress(NotADirectoryError):  # writing a report explains such an error better
                 old.unlink(missing_ok=True)
-    _unfinished_report(stages, flags, selection).write(selection.reports)
+    _unfinished_report(stages, options).write(selection.reports)
     results: dict[str, StageResult] = {}
     width = max(len(stage.name) for stage in stages)
     for _, group in itertools.groupby(stages, _pass_of):
@@ -263,10 +159,11 @@ def _left_out(
     return None
 
 
-def _unfinished_report(stages: Sequence[GateStage], flags: Sequence[str], selection: Selection) -> Report:
+def _unfinished_report(stages: Sequence[GateStage], options: GateOptions) -> Report:
     """Return the gate's report until it has its own: if the gate is killed, the report lists the stages that
     never ran."""
-    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags))
+    selection = options.selection
+    gate = StageRun(GATE, selection.profile, selection.target, options.command)
     gate.metrics["stages"] = [{"stage": stage.name} for stage in stages]
     gate.add("gate-unfinished", Severity.ERROR, GATE, "the gate did not come to its end", gate.command)
     return gate.finish(Outcome.ERROR, provisional=True)
@@ -370,24 +267,6 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
         write(github_annotations(reports), sys.stdout)
     page, *_ = publish(reports, directory, environ)
     _print(f"the whole report: {page}")
-
-
-def selection_flags(
-    profile: str | None,
-    targets: Sequence[str] | None,
-    socs: Sequence[str] | None,
-    store: Path | None,
-    reports: Path | None,
-    executorch: str | None,
-) -> list[str]:
-    """The flags of the selection as typed, for the stages, which read the environment themselves."""
-    flags = [
-        *repeat_flag("--profile", [profile]),
-        *repeat_flag("--target", targets),
-        *repeat_flag("--soc", socs),
-    ]
-    flags += [*repeat_flag("--store", [store]), *repeat_flag("--reports", [reports])]
-    return [*flags, *repeat_flag("--executorch", [executorch or None])]
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github.run_stage import OF_A_VERB, set_outputs, summarise, variables_of
 from ci.github.verdict import Planned, PlannedJob
 from ci.lanes.registry import lane_named, lanes_by_stage
-from ci.report.collect import GATE
 from ci.report.page import cell, code
-from ci.suite.options import Choice
+from ci.suite.options import GATE, Choice
 from ci.suite.suite_file import lanes_of
 from ci.work.jobs import Job
 from provisioning.base.commands import capture, repeat_flag

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+from ci.suite.options import GATE
 from ci.work.plain import read
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import join_fixes, quote_command, session
@@ -26,9 +27,6 @@ from provisioning.base.foreign import map_values, visible
 from provisioning.base.rendering import DID_NOT_RUN, EARLIER_RUN
 from provisioning.base.stage_run import RUN
 from provisioning.base.units import format_decibels, seconds, size
-
-GATE = "gate"
-"""The gate's own report repeats the stages' reports, so it is left out if they are there."""
 
 PREPARING = ("provision", "build_runner")
 """Stages that the commands for one model start if they must: an earlier pass is no news about a model."""

@@ -34,6 +34,8 @@ STAGES = (STAGE, KEEPING_STAGE, LANGUAGE_STAGE)
 COMMANDS = ("divergence", "quantize", "matrix")
 """Other verbs take programs of suites, too."""
 CHOOSING = (*STAGES, *COMMANDS)
+GATE, GATE_TAG = "gate", "pr"
+"""The gate runs the shipped suite's programs with this tag, but all programs of a user's own suite."""
 WHICH, HOW = "what to work on", "how"
 """These are headings of --help."""
 OF_MACHINE = "it says how the work is done, and not which"
@@ -56,9 +58,10 @@ class Choice(Options):
         f"cases as in {SHIPPED}, which is the default; may be repeated",
         metavar="FILE",
         parse=Path,
-        verbs=CHOOSING,
+        verbs=(*CHOOSING, GATE),
         helps={
             LANGUAGE_STAGE: "cases as in manifests/suites/llm.toml, which is the default; may be repeated",
+            GATE: "models of your own, for the stages of their lanes; may be repeated",
         },
         group=WHICH,
     )
@@ -67,7 +70,8 @@ class Choice(Options):
         "--tag",
         "runs with this tag: pr, nightly; may be repeated",
         metavar="TAG",
-        verbs=CHOOSING,
+        verbs=(*CHOOSING, GATE),
+        helps={GATE: f"only runs with this tag; may be repeated [{GATE_TAG}; with --suite all]"},
         group=WHICH,
     )
     words: tuple[str, ...] = option(
@@ -84,7 +88,8 @@ class Choice(Options):
         "--shard",
         "the I-th of N parts of equal length",
         metavar="I/N",
-        verbs=(*STAGES, TESTS),
+        verbs=(*STAGES, TESTS, GATE),
+        helps={GATE: "of each lane the I-th of N parts of equal length, as one of N machines"},
         group=HOW,
         unprinted="one program is no part of several",
     )
@@ -102,7 +107,7 @@ class WorkFlags(Options):
         letter="-j",
         metavar="N",
         parse=count,
-        verbs=(COMPILE, AUDIT, TUNE, *STAGES, TESTS),
+        verbs=(COMPILE, AUDIT, TUNE, *STAGES, TESTS, GATE),
         group=HOW,
         helps={TESTS: "workers in parallel [cores]"},
         unprinted=OF_MACHINE,
@@ -114,13 +119,13 @@ class WorkFlags(Options):
         f"end a step after S seconds [{TIMEOUT:g}]",
         metavar="S",
         parse=duration,
-        verbs=(*ONE_MODEL, *STAGES, TESTS),
+        verbs=(*ONE_MODEL, *STAGES, TESTS, GATE),
         group=HOW,
         helps={
             COMPILE: f"end a step after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]",
             RUN: f"end a run after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]",
             DIVERGENCE: f"end the search after S seconds [{SEARCH_TIMEOUT:g}]",
-            **dict.fromkeys(STAGES, f"end a program after S seconds [{TIMEOUT:g}]"),
+            **dict.fromkeys((*STAGES, GATE), f"end a program after S seconds [{TIMEOUT:g}]"),
             TESTS: f"end a test after S seconds [{TIMEOUT:g}]",
         },
         unprinted=OF_MACHINE,

@@ -69,7 +69,7 @@ class Option:
             yield self.flag
             return
         for item in value if isinstance(value, tuple) else (value,):
-            text = str(item)
+            text = str(item).removesuffix(".0") if isinstance(item, float) else str(item)
             # argparse takes a word with a dash for a flag.
             yield from [f"{self.flag}={text}"] if text.startswith("-") else [self.flag, text]
 

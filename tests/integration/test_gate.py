@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ci.gate import verb as gate
+from ci.gate.options import GateOptions, read_options
+from ci.gate.planning import planned_stages
 from ci.gate.table import GateStage
+from ci.suite.options import Choice
 from provisioning.base import answer
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering import verdict
@@ -42,22 +43,17 @@ def stage(name: str, *needs: str) -> GateStage:
 
 
 def run(reports: Path, *stages: GateStage, chosen: list[str] | None = None) -> list[gate.StageResult]:
-    selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
     names = [row.name for row in stages] if chosen is None else chosen
-    return gate.run_stages(stages, names, ["--reports", str(reports)], selection)
+    return gate.run_stages(stages, names, options_of(reports))
 
 
-def run_gate(
-    reports: Path,
-    *stages: GateStage,
-    suites: Sequence[str] = (),
-    tags: Sequence[str] = (),
-    whole: bool = False,
-) -> int:
+def options_of(reports: Path, choice: Choice | None = None) -> GateOptions:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
-    names = [row.name for row in stages]
-    flags = ["--reports", str(reports)]
-    return gate.run_gate(stages, names, selection, flags, suites, tags, echo=whole)
+    return GateOptions(selection, ("--reports", str(reports)), choice or Choice())
+
+
+def run_gate(reports: Path, *stages: GateStage, whole: bool = False) -> int:
+    return gate.run_gate(stages, [row.name for row in stages], options_of(reports), echo=whole)
 
 
 def started(reports: Path) -> list[str]:
@@ -80,8 +76,8 @@ def test_stages_run_in_order_and_what_needs_a_failed_one_does_notrun(reports: Pa
     assert gate.exit_code(again) == 0
 
 
-def of_lane(name: str, *needs: str) -> GateStage:
-    return GateStage(name=name, program=MODULE, needs=needs, lane="toy")
+def of_lane(name: str, *needs: str, flags: tuple[str, ...] = ()) -> GateStage:
+    return GateStage(name=name, program=MODULE, needs=needs, lane="toy", flags=flags)
 
 
 def test_stages_of_one_lane_are_one_process_and_each_has_its_own_verdict(reports: Path) -> None:
@@ -97,7 +93,8 @@ def test_stages_of_one_lane_are_one_process_and_each_has_its_own_verdict(reports
 def test_what_stands_above_the_output_of_a_pass_is_a_gate_over_its_stages(
     reports: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_gate(reports, of_lane("passes-1"), of_lane("tells-2"), tags=["--tag", "x"], whole=True) == 0
+    passing = [of_lane(name, flags=("--tag", "x")) for name in ("passes-1", "tells-2")]
+    assert run_gate(reports, *passing, whole=True) == 0
     (heading,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("━━"))
     _, _, words = heading.partition(" gate ")
     shown = [word for word in shlex.split(words) if word != "--"]
@@ -227,23 +224,28 @@ def test_the_exit_code_is_the_worst_by_meaning(codes: tuple[int | None, ...], co
 def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     typed = ["--profile", "qnn-2.37", "--target", "aarch64-android", "--target", "x86_64-linux"]
     typed += ["--soc", "SM8550", "--store", "/s", "--reports", "/r"]
-    args = parsed(gate, *typed)
-    assert gate.selection_flags(args.profile, args.target, args.soc, args.store, args.reports, "") == typed
+    assert list(read_options(parsed(gate, *typed)).selection_words) == typed
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("own", "tags", "words"),
     [
-        ({}, ["--tag", "pr"]),
-        ({"suites": ["--suite", "a.toml"], "tags": ["--tag", "x"]}, ["--tag", "x"]),
-        ({"suites": ["--suite", "a.toml"]}, []),
+        (False, (), ["--tag", "pr"]),
+        (True, ("x",), ["--tag", "x"]),
+        (True, (), []),
     ],
 )
 def test_programs_are_those_of_a_pull_request_unless_others_are_named(
-    reports: Path, flags: dict[str, Any], words: list[str]
+    reports: Path, own: bool, tags: tuple[str, ...], words: list[str]
 ) -> None:
+    suite = reports.parent / "a.toml"
+    suite.write_text('schema = 2\n[[case.net.run]]\nlane = "executorch"\n')
+    suites = (suite,) if own else ()
+    words = [*(["--suite", str(suite)] if own else []), *words]
+    options = options_of(reports, Choice(suites, tags))
     with_programs = stage("tells-1").model_copy(update={"lane": "executorch"})
-    run_gate(reports, with_programs, stage("tells-2"), **flags)
+    stages = planned_stages([with_programs, stage("tells-2")], options)
+    gate.run_gate(stages, ["tells-1", "tells-2"], options)
     logs = [(reports / f"logs/tells-{number}.log").read_text() for number in (1, 2)]
     assert f"argv={['tells-1', '--reports', str(reports), *words]}" in logs[0]
     assert f"argv={['tells-2', '--reports', str(reports)]}" in logs[1]

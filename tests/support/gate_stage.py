@@ -76,6 +76,7 @@ def _behave(name: str, reports: Path, argv: list[str]) -> int:
 def _gate(args: argparse.Namespace) -> int:
     from ci.gate import supervision
     from ci.gate import verb as gate
+    from ci.gate.options import GateOptions
     from ci.gate.table import GateStage
 
     # LANE:NAME is a stage of that lane.
@@ -86,8 +87,9 @@ def _gate(args: argparse.Namespace) -> int:
     supervision.END_SECONDS = 0.1
     selection = selection_of(args)
     assert selection.reports == Path(args.reports)
-    flags, names = ["--reports", str(args.reports)], [stage.name for stage in stages]
-    return guard(lambda: gate.run_gate(stages, names, selection, flags), debug=True)
+    names = [stage.name for stage in stages]
+    options = GateOptions(selection, ("--reports", str(args.reports)))
+    return guard(lambda: gate.run_gate(stages, names, options), debug=True)
 
 
 if __name__ == "__main__":

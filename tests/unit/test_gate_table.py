@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from ci.__main__ import VERBS as CI
 from ci.gate import verb as gate_verb
+from ci.gate.options import read_options
+from ci.gate.planning import planned_stages
 from ci.gate.table import gate_stages, gate_table, matches
 from ci.github import matrix
 from ci.github.matrix import matrix_of
@@ -24,7 +26,6 @@ from ci.work.jobs import Job
 from lab.lint import tracked_files
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError, UsageError
-from provisioning.base.selection import selection_of
 from provisioning.base.settings import ROOT
 from tests.support.repositories import IDENTITY, repository, write
 from tests.support.sources import closure, nodes
@@ -172,11 +173,11 @@ def test_a_shard_of_the_gate_has_its_part_of_each_lane_and_leaves_out_what_has_n
     cases = [f'[case.{name}]\nfactory = "m:f"\n{RUN.format(name, "executorch")}' for name in ("one", "two")]
     cases.append(f'[case.net]\nmodel = "net.onnx"\n{RUN.format("net", "onnx")}')
     suite.write_text("schema = 2\n" + "".join(cases))
-    selection = selection_of(parsed(gate_verb))
-    stages = gate_verb.stages_for_suites(gate_stages(), [suite], ())
 
     def lanes_of_shard(text: str) -> dict[str, tuple[str, ...]]:
-        part = gate_verb.stages_of_shard(stages, text, [suite], [], selection)
+        part = planned_stages(
+            gate_stages(), read_options(parsed(gate_verb, "--suite", suite, "--shard", text))
+        )
         assert {stage.name for stage in part if not stage.lane} == {"provision", "validate", "build_runner"}
         return {stage.name: stage.flags[-2:] for stage in part if stage.lane}
 

@@ -325,7 +325,7 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_takes_it(
     typed = {"QNN_CI_STAGE": passed["stage"], "QNN_CI_ARGUMENTS": passed["arguments"]}
     assert run_stage(tmp_path, monkeypatch, report_of(tmp_path, Outcome.PASS, "gate"), **typed) == 0
     args = parsed(gate_verb, *(tmp_path / "argv").read_text().splitlines()[5:])
-    assert [file.name for file in args.suite] == ["models.toml"]
+    assert [file.name for file in args.suites] == ["models.toml"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS
+from ci.gate.options import GateFlags, GateOptions
+from ci.gate.options import read_options as read_gate_options
 from ci.lanes.executorch.suite import SUITES, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.lanes.onnx.model_options import OnnxOptions
 from ci.lanes.onnx.options import parse_assignments
@@ -20,10 +22,10 @@ from ci.model_commands.typed_model import heads_of_models, kinds_of, one_model_o
 from ci.one_model.model import OneModel
 from ci.one_model.options import Floor, ModelOptions, floor
 from ci.suite.lane_head import FROM_MODEL, RUN, LaneHead
-from ci.suite.options import Choice
+from ci.suite.options import GATE, Choice
 from provisioning.base.command_line import Parser, count, duration, module_of
 from provisioning.base.commands import Fix
-from provisioning.base.option_fields import Option, declared_options, read_options, suite_values
+from provisioning.base.option_fields import Option, SomeOptions, declared_options, read_options, suite_values
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import WHEEL, Selection, profile_names
 
@@ -53,7 +55,7 @@ def values(row: Option) -> st.SearchStrategy[object]:
     return st.just(row.default) | one
 
 
-def options(kind: type[ModelOptions], verb: str) -> st.SearchStrategy[ModelOptions]:
+def options(kind: type[SomeOptions], verb: str) -> st.SearchStrategy[SomeOptions]:
     """What the verb takes, in any combination."""
     rows = declared_options(kind).items()
     return st.builds(kind, **{name: values(row) for name, row in rows if verb in row.verbs})
@@ -154,6 +156,15 @@ def test_a_command_for_a_suites_onnx_has_its_options(data: st.DataObject) -> Non
     assert isinstance(command, Fix)
     again = one_model_of(parser_of("divergence").parse_args(command.command[1:]), "divergence")
     assert (again.typed, again.options) == ("/models/net.onnx", tried)
+
+
+@settings(max_examples=20)
+@given(choice=options(Choice, GATE), flags=options(GateFlags, GATE))
+def test_the_gates_command_parses_back_to_the_options_it_came_from(choice: Choice, flags: GateFlags) -> None:
+    choice, flags = replace(choice, suites=()), replace(flags, verbose=False)
+    command = GateOptions(Selection("wheels", "", "", Path(), Path()), (), choice, flags).command
+    again = read_gate_options(parser_of(GATE).parse_args(command.command[1:]))
+    assert (again.choice, again.flags) == (choice, flags)
 
 
 # Together they are some hundred commands in each run of the tests.

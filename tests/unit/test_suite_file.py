@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from ci.gate import verb as gate
+from ci.gate.options import read_options
+from ci.gate.planning import planned_stages
 from ci.gate.table import gate_stages
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.llm.suite import SUITES as LLM
@@ -17,6 +19,7 @@ from ci.suite.accepted import load_baseline
 from ci.suite.programs import Suites
 from ci.suite.suite_file import lanes, lanes_of
 from provisioning.base.errors import ManifestError, UsageError
+from tests.support.typed import parsed
 
 THREE = """\
 schema = 2
@@ -177,7 +180,9 @@ class TestOneFile:
 
 class TestGate:
     def stages(self, path: Path, *named: str) -> dict[str, tuple[str, ...]]:
-        stages = gate.stages_for_suites(gate_stages(), [path] if path.name else [], named)
+        suites = ["--suite", path] if path.name else []
+        only = [word for name in named for word in ("--only", name)]
+        stages = planned_stages(gate_stages(), read_options(parsed(gate, *suites, *only)))
         return {stage.name: stage.flags for stage in stages if stage.lane}
 
     def test_it_runs_the_stages_of_the_lanes_that_the_suites_have(self, tmp_path: Path) -> None:

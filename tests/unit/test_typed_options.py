@@ -29,6 +29,7 @@ READERS = (
     "ci.suite.options",
     "ci.model_commands.typed_model",
     "ci.lanes.upstream.verb",
+    "ci.gate.options",
 )
 """They add flags that several verbs share, and read them: `run` may hand its Namespace to these alone."""
 
