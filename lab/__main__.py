@@ -34,6 +34,9 @@ VERBS = {
         "gate the branches of a small repository by the real workflows, on this machine",
         "lint",
     ),
+    "mutations": Verb(
+        "lab.mutations.verb", "change the product by chance, and say which changes no test notices", "tests"
+    ),
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }
 
