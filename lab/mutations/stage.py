@@ -45,7 +45,7 @@ class MutationOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedMutation:
     """A mutation, and how pytest ended with it."""
 
     mutation: Mutation
@@ -74,7 +74,7 @@ def try_mutations(options: MutationOptions, selection: Selection) -> int:
     return stage.close(selection.reports)
 
 
-def _in_words(row: Tried) -> tuple[str, str, str]:
+def _in_words(row: TriedMutation) -> tuple[str, str, str]:
     """Return the subject, the message and the fix of a mutation that no test noticed."""
     mutation = row.mutation
     ran = "no quick test imports it" if row.exit_code in NO_TEST else "the quick tests that import it passed"
@@ -118,13 +118,13 @@ def try_mutations_of(
     folder: Path,
     timeout: float,
     command: Sequence[str] = (*PYTEST, "--changed"),
-) -> list[Tried]:
+) -> list[TriedMutation]:
     """Run the command with each mutation, in a clone, and keep what it prints in the folder."""
     free: queue.Queue[Path] = queue.Queue()
     for clone in clones:
         free.put(clone)
 
-    def try_one(number: int, mutation: Mutation) -> Tried:
+    def try_one(number: int, mutation: Mutation) -> TriedMutation:
         clone = free.get()
         try:
             row = _try_in(clone, mutation, command, folder / f"{number}.log", timeout)
@@ -139,12 +139,14 @@ def try_mutations_of(
         return list(pool.map(try_one, range(1, len(mutations) + 1), mutations))
 
 
-def _try_in(clone: Path, mutation: Mutation, command: Sequence[str], log: Path, timeout: float) -> Tried:
+def _try_in(
+    clone: Path, mutation: Mutation, command: Sequence[str], log: Path, timeout: float
+) -> TriedMutation:
     path = clone / mutation.file
     text = path.read_text(encoding="utf-8")
     path.write_text(mutation.apply(text), encoding="utf-8")
     try:
-        return Tried(mutation, _exit_code(command, clone, log, timeout))
+        return TriedMutation(mutation, _exit_code(command, clone, log, timeout))
     finally:
         path.write_text(text, encoding="utf-8")
 
