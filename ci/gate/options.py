@@ -10,7 +10,8 @@ import argparse
 from dataclasses import dataclass, field, replace
 
 from ci.gate import stage_names
-from ci.suite.options import GATE, GATE_TAG, OF_MACHINE, SHOWS, STAGE, WHICH, Choice, WorkFlags, check
+from ci.suite.lane_head import STAGE
+from ci.suite.options import GATE, GATE_TAG, OF_MACHINE, SHOWS, WHICH, Choice, WorkFlags, check
 from provisioning.base.commands import Fix, repeat_flag, session
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import Options, add_options, declared_options, option, option_words

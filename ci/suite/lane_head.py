@@ -23,6 +23,15 @@ FROM_MODEL = (COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST)
 """The verbs that take a model and make a program of it."""
 ONE_MODEL = (*FROM_MODEL, RUN)
 """The commands for one model. A lane supports some of them."""
+STAGE, KEEPING_STAGE, LANGUAGE_STAGE, TESTS = (
+    "a lane's stage",
+    "a lane's stage that can keep files",
+    "the stage of language models",
+    "a stage of ExecuTorch's own tests",
+)
+"""The sets of flags that stages have. A flag says in which of them it is, as it says which verbs take it."""
+STAGES = (STAGE, KEEPING_STAGE, LANGUAGE_STAGE)
+"""Stages with these flags run a suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,8 @@ class LaneStage:
     """The summary that the list of commands shows."""
     page: str
     """The page of docs/ that explains it, with a heading of that page."""
+    flags: str = STAGE
+    """The set of flags that its command takes."""
     environment: str = ""
     """The locked Python that it runs in; empty means the lane's."""
 
@@ -74,6 +85,9 @@ class LaneHead:
     @property
     def stage_names(self) -> tuple[str, ...]:
         return tuple(stage.name for stage in self.stages)
+
+    def stage(self, name: str) -> LaneStage:
+        return next(stage for stage in self.stages if stage.name == name)
 
 
 JUDGING = "QNN_CI_JUDGING"

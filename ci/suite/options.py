@@ -12,7 +12,22 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from ci.suite.lane_head import AUDIT, COMPILE, DIVERGENCE, FROM_MODEL, ONE_MODEL, RUN, TUNE, judging_stages
+from ci.suite.lane_head import (
+    AUDIT,
+    COMPILE,
+    DIVERGENCE,
+    FROM_MODEL,
+    KEEPING_STAGE,
+    LANGUAGE_STAGE,
+    ONE_MODEL,
+    RUN,
+    STAGE,
+    STAGES,
+    TESTS,
+    TUNE,
+    LaneStage,
+    judging_stages,
+)
 from ci.work.jobs import Job, WorkOptions, longest_first
 from provisioning.base.command_line import TIMEOUT, count, duration
 from provisioning.base.commands import Fix, leave_out
@@ -22,15 +37,6 @@ from provisioning.base.selection import selection_of
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 
 SHIPPED = "manifests/suites/models.toml"
-STAGE, KEEPING_STAGE, LANGUAGE_STAGE, TESTS = (
-    "a lane's stage",
-    "a lane's stage that can keep files",
-    "the stage of language models",
-    "a stage of ExecuTorch's own tests",
-)
-"""These stand for the stages of lanes; the registry has their names."""
-STAGES = (STAGE, KEEPING_STAGE, LANGUAGE_STAGE)
-"""These run a suite."""
 COMMANDS = ("divergence", "quantize", "matrix")
 """Other verbs take programs of suites, too."""
 CHOOSING = (*STAGES, *COMMANDS)
@@ -219,9 +225,10 @@ def choice_of(args: argparse.Namespace) -> Choice:
     return replace(choice, suites=tuple(path.absolute() for path in choice.suites))
 
 
-def add_how(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the flags of how this verb processes programs."""
-    add_options(parser, verb, {HOW: StageFlags})
+def add_stage_flags(parser: argparse.ArgumentParser, stage: LaneStage) -> None:
+    """Add the flags of a lane's stage: which programs it takes, and how it processes them."""
+    add_choice(parser, stage.flags)
+    add_options(parser, stage.flags, {HOW: StageFlags})
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field, StringConstraints, field_validator, model
 
 from ci.models.own_packages import NONE, Needs, needs_of
 from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
-from ci.suite.options import COMMANDS, STAGE, Choice, matcher
+from ci.suite.lane_head import STAGE
+from ci.suite.options import COMMANDS, Choice, matcher
 from ci.suite.suite_file import LaneFields, LaneForm, SuiteFile, Thresholds, missing_lane, parse_suite
 from ci.work.request import irrelevant
 from provisioning.base.command_line import Parser

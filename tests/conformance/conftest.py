@@ -29,6 +29,16 @@ def lane(request: pytest.FixtureRequest) -> str:
     return name
 
 
+ALL_LANES = [row.head.name for row in (*registry.LANES, toy_lane.REGISTERED)]
+
+
+@pytest.fixture(params=ALL_LANES)
+def any_lane(request: pytest.FixtureRequest) -> str:
+    """The name of each lane, also of one whose work belongs to no suite."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
 def example(lane: str) -> Example:
     missing = f"lane {lane} has no example in tests/conformance/examples.py"

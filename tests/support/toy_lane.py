@@ -17,7 +17,7 @@ from ci.one_model.options import ModelOptions
 from ci.one_model.product import Product
 from ci.suite.lane import LaneStep, StageJudgement
 from ci.suite.lane_head import COMPILE, LaneHead, LaneStage
-from ci.suite.options import STAGE, Choice, StageOptions, add_choice, add_how, stage_options
+from ci.suite.options import Choice, StageOptions, add_stage_flags, stage_options
 from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of, run_cached_step
 from ci.work.cached_steps import Step, require_done
@@ -178,8 +178,7 @@ class ToyVerb:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
-        add_choice(parser, STAGE)
-        add_how(parser, STAGE)
+        add_stage_flags(parser, HEAD.stage("test_toy"))
 
     def run(self, args: argparse.Namespace) -> int:
         return LANE.run_suite("test_toy", stage_options(args))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from ci.suite.options import STAGE, add_choice, add_how, stage_options
+from ci.lanes.executorch import HEAD
+from ci.suite.options import add_stage_flags, stage_options
 from provisioning.base.selection import add_selection
 
 
@@ -16,8 +17,7 @@ class SuiteStage:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_selection(parser)
-        add_choice(parser, STAGE)
-        add_how(parser, STAGE)
+        add_stage_flags(parser, HEAD.stage(self.name))
 
     def run(self, args: argparse.Namespace) -> int:
         from ci.lanes.executorch.lane import LANE

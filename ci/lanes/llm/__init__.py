@@ -3,7 +3,7 @@ judges it."""
 
 from pathlib import Path
 
-from ci.suite.lane_head import COMPILE, RUN, LaneHead, LaneStage
+from ci.suite.lane_head import COMPILE, LANGUAGE_STAGE, RUN, LaneHead, LaneStage
 
 CONFIGS = ("config.json", "adapter_config.json", "genie_config.json")
 """A folder in the Hugging Face format has one of these, or what is often taken for one, or what `compile`
@@ -28,6 +28,7 @@ HEAD = LaneHead(
             "ci.lanes.llm.verb",
             "run language models on the HTP emulator, and compare their text with the float model's",
             "llm.md#language-models-in-a-suite",
+            flags=LANGUAGE_STAGE,
         ),
     ),
 )

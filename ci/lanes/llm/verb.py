@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ci.lanes.llm import HEAD
 from ci.lanes.llm.model_options import CheckOptions
 from ci.one_model.named_files import require_file
-from ci.suite.options import LANGUAGE_STAGE, add_choice, add_how, stage_options
+from ci.suite.options import add_stage_flags, stage_options
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import add_options, read_options
 from provisioning.base.selection import add_executorch, add_selection, selection_of
@@ -22,8 +23,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, LANGUAGE_STAGE)
-    add_how(parser, LANGUAGE_STAGE)
+    add_stage_flags(parser, HEAD.stage("test_llm"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ci.suite.lane_head import ONE_MODEL, LaneHead, LaneStage
+from ci.suite.lane_head import KEEPING_STAGE, ONE_MODEL, LaneHead, LaneStage
 
 
 def is_onnx(path: Path) -> bool:
@@ -19,6 +19,7 @@ HEAD = LaneHead(
             "ci.lanes.onnx.verb",
             "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider",
             "onnx.md#a-suite-of-onnx-models",
+            flags=KEEPING_STAGE,
         ),
     ),
     verbs=ONE_MODEL,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ci.suite.options import KEEPING_STAGE, add_choice, add_how, stage_options
+from ci.lanes.onnx import HEAD
+from ci.suite.options import add_stage_flags, stage_options
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -19,8 +20,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser, KEEPING_STAGE)
-    add_how(parser, KEEPING_STAGE)
+    add_stage_flags(parser, HEAD.stage("test_onnx"))
 
 
 def run(args: argparse.Namespace) -> int:

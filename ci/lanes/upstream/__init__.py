@@ -1,7 +1,7 @@
 """This lane runs the tests that ExecuTorch ships with its wheel, and shows which pairs of ExecuTorch and QNN
 work."""
 
-from ci.suite.lane_head import LaneHead, LaneStage
+from ci.suite.lane_head import TESTS, LaneHead, LaneStage
 
 HEAD = LaneHead(
     name="upstream",
@@ -13,12 +13,14 @@ HEAD = LaneHead(
             "run ExecuTorch's own delegate suite on the HTP emulator",
             "building.md#executorchs-own-tests",
             environment="executorch",
+            flags=TESTS,
         ),
         LaneStage(
             "test_upstream",
             "ci.lanes.upstream.verb:ALL",
             "run any of ExecuTorch's own suites on the HTP emulator: operators, passes, models",
             "building.md#executorchs-own-tests",
+            flags=TESTS,
         ),
     ),
 )
