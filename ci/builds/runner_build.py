@@ -26,7 +26,7 @@ from ci.builds.built_files import (
 from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, execute
 from ci.builds.toolchain import BuildTool, find_cmake, find_compiler, find_ninja, find_program
 from ci.diagnose.logs import causes
-from ci.work.results import NEW, CachedResult, CachedResults, Key, folder_digest
+from ci.work import NEW, CachedResult, CachedResults, Key, folder_digest
 from provisioning import elf
 from provisioning.base.commands import Fix, interview, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -30,7 +30,7 @@ from ci.builds.tree import (
     load_recipe,
     open_tree,
 )
-from ci.work.jobs import available_memory
+from ci.work import available_memory
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, dist_path, outputs_path

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from ci.artifacts.compiler_log import Traffic
 from ci.operators import CpuOperator
-from ci.work.plain import to_json
+from ci.work import to_json
 from provisioning.base.units import align
 
 FAILED = "does not compile"

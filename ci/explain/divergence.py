@@ -26,9 +26,7 @@ from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.operators import Traits
 from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, describe_figures, least_sqnr_db
-from ci.work.outcome import Failure
-from ci.work.plain import Facts
-from ci.work.request import irrelevant
+from ci.work import Facts, Failure, irrelevant
 from provisioning.base.commands import capture
 from provisioning.base.files import replace_text
 from provisioning.base.rendering import plural

@@ -20,7 +20,7 @@ from ci.suite.lane import AnyLane, L, Lane, LaneStep
 from ci.suite.options import Choice
 from ci.suite.programs import P, Program
 from ci.suite.stage import results_of_program
-from ci.work.outcome import Result
+from ci.work import Result
 from provisioning.base.commands import Fix
 from provisioning.base.errors import ToolkitError, UsageError
 

@@ -11,7 +11,7 @@ from ci.explain.graph import CONSTANT, Graph, Node, groups_of
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
 from ci.suite.accuracy import EQUAL_DB, HALF_MOST
-from ci.work.request import irrelevant
+from ci.work import irrelevant
 from provisioning.base.units import align, format_decibels
 
 SHOWN = 20

@@ -16,7 +16,7 @@ from ci.explain.losses import FOREVER
 from ci.explain.sqnr import sqnr_between
 from ci.models.compiler_errors import CompilerStep
 from ci.models.model_lines import OperatorAt
-from ci.work.request import irrelevant
+from ci.work import irrelevant
 from provisioning.base.units import format_decibels
 
 MOST_OF_ERROR = 1 / 3

@@ -10,7 +10,7 @@ from ci.gate.table import GateStage
 from ci.lanes.registry import lane_named
 from ci.suite.options import Choice, parse_shard, shard
 from ci.suite.suite_file import lanes_of
-from ci.work.jobs import Job
+from ci.work import Job
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection

@@ -172,7 +172,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path) -> Report:
 def death(stage: str, code: int, log: Path, command_line: str, problem: str = "") -> Finding:
     """Explain why a stage ended without a report, by its exit code and its log."""
     from ci.diagnose.logs import read
-    from ci.work.outcome import how_it_ended, tail, trouble_of_ending
+    from ci.work import how_it_ended, tail, trouble_of_ending
 
     text = tail(log, READ)
     result = read(text)

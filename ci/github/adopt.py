@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.work.jobs import Job
+from ci.work import Job
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, repeatable
 from provisioning.base.commands import Fix, capture

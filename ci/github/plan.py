@@ -20,7 +20,7 @@ from ci.lanes.registry import lane_named, lanes_by_stage
 from ci.report.page import cell, code
 from ci.suite.options import GATE, Choice
 from ci.suite.suite_file import lanes_of
-from ci.work.jobs import Job
+from ci.work import Job
 from provisioning.base.commands import capture, repeat_flag
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric

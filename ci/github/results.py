@@ -18,7 +18,7 @@ from ci.github.comment import Api
 from ci.github.run_stage import set_outputs
 from ci.github.setup import store_of
 from ci.report.summary import command
-from ci.work.results_archive import Unpacked, pack, unpack
+from ci.work import Unpacked, pack_results, unpack_results
 from provisioning.base.errors import UpstreamError
 from provisioning.base.files import hash_file
 from provisioning.base.foreign import escape_line
@@ -78,7 +78,7 @@ def take(archive: Path, key: str, top: Path) -> Unpacked:
     if archive.is_symlink() or not archive.is_file() or hash_file(archive) != name[1]:
         warn("the restored results are not those that the default branch saved: none is used")
         return Unpacked()
-    taken = unpack(archive, top)
+    taken = unpack_results(archive, top)
     if taken.problem or taken.refused:
         warn(f"of the restored results {taken.refused} are damaged, {taken.problem or 'the others are used'}")
     return taken
@@ -87,7 +87,7 @@ def take(archive: Path, key: str, top: Path) -> Unpacked:
 def give_results(environ: Mapping[str, str]) -> int:
     """Write the results that this job used or made, for the job that saves them."""
     store, given = store_of(environ), Path(environ.get("GITHUB_WORKSPACE", ""), GIVEN)
-    count = pack(results_folder(store), given / FILE, since=(store / STARTED).stat().st_mtime)
+    count = pack_results(results_folder(store), given / FILE, since=(store / STARTED).stat().st_mtime)
     sys.stdout.write(f"{plural(count, 'cached result')} to be saved\n")
     return 0
 
@@ -99,13 +99,13 @@ def collect_results(environ: Mapping[str, str]) -> int:
         top = Path(folder)
         take(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
         for archive in sorted((workspace / OF_JOBS).glob(f"*/{FILE}")):
-            taken = unpack(archive, top)
+            taken = unpack_results(archive, top)
             if taken.problem or taken.refused:
                 name = escape_line(archive.parent.name)
                 warn(f"{name}: {taken.refused} damaged results, {taken.problem or 'the others are saved'}")
         shutil.rmtree(workspace / RESTORED, ignore_errors=True)
         archive = workspace / RESTORED / FILE
-        count = pack(top, archive)
+        count = pack_results(top, archive)
     sys.stdout.write(f"{plural(count, 'cached result')} to be saved\n")
     set_outputs({"key": f"{PREFIX}{hash_file(archive)}" if count else ""}, environ)
     return 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from ci.github.run_stage import annotate, summarise
 from ci.report.collect import report_in, rows_of
 from ci.report.page import code
-from ci.work.plain import read, to_json
+from ci.work import read, to_json
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report, Severity
 from provisioning.base.foreign import escape_line

@@ -77,7 +77,7 @@ def compile_precisions(
     """Compile for each precision. If there are several, a failure does not stop the others, and a table shows
     all."""
     from ci.one_model.product import History
-    from ci.work.schedule import sharing_templates
+    from ci.work import sharing_templates
     from provisioning.base.units import align
 
     several = len(precisions) > 1

@@ -24,8 +24,7 @@ from packaging.requirements import Requirement
 
 from ci.models.wheels import PinnedWheel
 from ci.models.wheels import variables as located_wheels
-from ci.work.child import declared_variables, key_of_declared
-from ci.work.digests import LOCKED, Digests
+from ci.work import LOCKED, Digests, declared_variables, key_of_declared
 from provisioning import pip_settings
 from provisioning.base.commands import capture
 from provisioning.base.errors import (

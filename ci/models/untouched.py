@@ -27,7 +27,7 @@ from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 from ci.models import exported
 from ci.models.exported import NoDigest, remember_operators
 from ci.models.user_model import OURS
-from ci.work.digests import known_folders
+from ci.work import known_folders
 from provisioning.base.settings import ROOT
 
 CONSTANT = ("executorch", "torchao")

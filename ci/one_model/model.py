@@ -10,7 +10,7 @@ from ci.models.user_model import UserModel, user_model
 from ci.one_model.named_files import samples_in
 from ci.one_model.options import ModelOptions
 from ci.suite.lane_head import LaneHead
-from ci.work.jobs import WorkOptions
+from ci.work import WorkOptions
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError

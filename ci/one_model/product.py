@@ -19,7 +19,7 @@ from ci.one_model.report import ModelReport
 from ci.suite.accuracy import against_nearest, describe_figures
 from ci.suite.programs import Program
 from ci.suite.stage import Plan
-from ci.work.outcome import first_line, words_of
+from ci.work import first_line, words_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix

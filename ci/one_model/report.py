@@ -53,7 +53,7 @@ def report_work(verb: str, model: OneModel, about: Iterable[str], work: Callable
     `about` names the request: the same request for the same model replaces its earlier row. A usage error is
     no work, and is not in the report."""
     # Imported late: the gate's start needs of this module a name alone.
-    from ci.work.schedule import sharing_templates
+    from ci.work import sharing_templates
 
     selection = model.selection
     name = " ".join(filter(None, [model.typed, *about]))

@@ -33,7 +33,7 @@ from ci.operators.partition import (
     restore_builtins,
     smallest_failing,
 )
-from ci.work.child import printed_so_far, text_since
+from ci.work import printed_so_far, text_since
 from provisioning.base.commands import Fix, session
 from provisioning.known_faults import fix_for
 

@@ -39,7 +39,7 @@ from ci.diagnose.logs import name_data_types
 from ci.models.model_lines import source_of
 from ci.one_model.product import smallest
 from ci.operators import Argument, CpuOperator, GraphPart, TensorEnds, Traits
-from ci.work.child import printed_so_far, text_since
+from ci.work import printed_so_far, text_since
 
 DELEGATE = "executorch_call_delegate"
 

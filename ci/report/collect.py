@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ci.suite.options import GATE
-from ci.work.plain import read
+from ci.work import read
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import join_fixes, quote_command, session
 from provisioning.base.findings import (

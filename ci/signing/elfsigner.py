@@ -22,7 +22,7 @@ from typing import IO, ClassVar
 
 from ci.diagnose.logs import nearest
 from ci.signing.lpai_libraries import ElfsignerTable
-from ci.work.child import closed_environment
+from ci.work import closed_environment
 from provisioning import licences
 from provisioning.base.commands import capture, quote_command
 from provisioning.base.errors import (

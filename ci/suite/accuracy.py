@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ci.models.user_model import search_first
 from ci.suite.lost_parts import WRONG_DB, parts_of
 from ci.suite.precision import has_16_bit_activations
-from ci.work.child import UNFORESEEN
+from ci.work import UNFORESEEN
 from provisioning.base.errors import INTERNAL
 from provisioning.base.units import EXACT_DB, decibels, format_decibels
 

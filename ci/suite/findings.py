@@ -10,8 +10,7 @@ from ci.models.inputs import InputsUsed
 from ci.suite import accuracy
 from ci.suite.programs import NO_SUITE, Program
 from ci.suite.suite_file import Thresholds, accepted_path
-from ci.work.child import field_of
-from ci.work.outcome import Result
+from ci.work import Result, field_of
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.base.units import bound_in_decibels, format_decibels

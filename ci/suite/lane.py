@@ -26,8 +26,7 @@ from ci.suite.stage import (
     show_list,
 )
 from ci.suite.suite_file import LaneForm
-from ci.work.jobs import Job
-from ci.work.outcome import Result
+from ci.work import Job, Result
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun

@@ -18,7 +18,7 @@ import onnxruntime_qnn
 from ci.artifacts.compiler_log import Refusal
 from ci.diagnose.logs import read
 from ci.models.inputs import Sample
-from ci.work.child import doing
+from ci.work import doing
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.components import build_ids

@@ -28,7 +28,7 @@ from ci.suite.lane_head import (
     LaneStage,
     judging_stages,
 )
-from ci.work.jobs import Job, WorkOptions, longest_first
+from ci.work import Job, WorkOptions, longest_first
 from provisioning.base.command_line import TIMEOUT, count, duration
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError

@@ -15,7 +15,7 @@ from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
 from ci.suite.lane_head import STAGE
 from ci.suite.options import COMMANDS, Choice, matcher
 from ci.suite.suite_file import LaneFields, LaneForm, SuiteFile, Thresholds, missing_lane, parse_suite
-from ci.work.request import irrelevant
+from ci.work import irrelevant
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, read

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.work.outcome import how_it_ended, tail, trouble_of_ending
-from ci.work.request import File, irrelevant
+from ci.work import File, how_it_ended, irrelevant, tail, trouble_of_ending
 from provisioning.base.commands import Fix, interview
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, dist_path

@@ -23,13 +23,24 @@ from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.options import Choice, shard_named
 from ci.suite.programs import P, Program, Suites, add_accepted
 from ci.suite.suite_file import accepted_path
-from ci.work.cached_steps import Step, WorkPlan, run_step
-from ci.work.digests import Digests
-from ci.work.jobs import Job, Line, failed_line
-from ci.work.outcome import MACHINE, Failure, Result, TaskOutcome
-from ci.work.plain import read
-from ci.work.results import digest_of
-from ci.work.schedule import ChildTask, Home, run
+from ci.work import (
+    MACHINE,
+    ChildTask,
+    Digests,
+    Failure,
+    Home,
+    Job,
+    Line,
+    Result,
+    Step,
+    TaskOutcome,
+    WorkPlan,
+    digest_of,
+    failed_line,
+    read,
+    run_step,
+    run_tasks,
+)
 from provisioning.accepted_file import Values
 from provisioning.base import rendering
 from provisioning.base.commands import Fix, quote_command
@@ -388,7 +399,7 @@ def scores_of(
             )
             for program in alike
         ]
-        outcomes = run(tasks, home(own), "metrics of tasks", _line, plan.work.jobs)
+        outcomes = run_tasks(tasks, home(own), "metrics of tasks", _line, plan.work.jobs)
         results |= {
             name: outcome if isinstance(outcome, Failure) else _metric_of(outcome, _log(plan, name))
             for name, outcome in outcomes.items()

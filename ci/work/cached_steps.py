@@ -20,7 +20,7 @@ from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of, trou
 from ci.work.plain import Facts, read
 from ci.work.request import key_of, sent_request
 from ci.work.results import CachedResults, ExportReply, Key, Lines, relocate_lines, surroundings
-from ci.work.schedule import ChildTask, Exports, Home, run
+from ci.work.schedule import ChildTask, Exports, Home, run_tasks
 from ci.work.template import TEMPORARY
 from provisioning.base.errors import ToolkitError
 from provisioning.base.files import empty_folder
@@ -29,6 +29,8 @@ from provisioning.base.settings import Selection
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+__all__ = ["NotCached", "NotExported", "Step", "WorkPlan", "require_done", "run_step"]
 
 
 class Named(Protocol):
@@ -166,7 +168,9 @@ class _StepRun(Generic[P]):
             if not self._exports and len(self._programs) > 1:
                 count = len(self._programs) - len(tasks)
                 sys.stderr.write(f"{title}: {count} cached, {len(tasks)} to do\n")
-            run(tasks, self._home, title, self._line, jobs, exports=Exports(self._exports, self._settle))
+            run_tasks(
+                tasks, self._home, title, self._line, jobs, exports=Exports(self._exports, self._settle)
+            )
         self._cached.close()
         return {name: state.result for name, state in self._programs.items() if state.result}
 

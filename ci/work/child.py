@@ -28,6 +28,28 @@ from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 
+__all__ = [
+    "NOT_CACHED",
+    "UNFORESEEN",
+    "Answer",
+    "Meter",
+    "blame",
+    "closed_environment",
+    "cpu_seconds",
+    "declared_variables",
+    "doing",
+    "error_reply",
+    "field_of",
+    "key_of_declared",
+    "loaded_libraries",
+    "output_to",
+    "printed_so_far",
+    "quiet",
+    "reporting",
+    "text_since",
+    "variables_table",
+]
+
 _libc = ctypes.CDLL(None)
 
 own_folder: Path | None = None
@@ -76,14 +98,14 @@ class Variables(Model):
 
 
 @cache
-def table() -> Variables:
+def variables_table() -> Variables:
     return load(MANIFESTS / "variables.toml", Variables)
 
 
 def closed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker whose stage has `environ`. The variables that its lane and suite declare
     are added later."""
-    return {**table().fixed, **declared_variables(table().passed, environ)}
+    return {**variables_table().fixed, **declared_variables(variables_table().passed, environ)}
 
 
 def declared_variables(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -101,7 +123,9 @@ def _digest(value: str) -> str:
 
 def field_of(variable: str) -> str:
     """The field of a suite that passes this variable to its models."""
-    return "secrets" if any(fnmatchcase(variable, name) for name in table().secrets) else "variables"
+    return (
+        "secrets" if any(fnmatchcase(variable, name) for name in variables_table().secrets) else "variables"
+    )
 
 
 def doing(activity: str) -> None:

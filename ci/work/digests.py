@@ -25,6 +25,8 @@ from pathlib import Path
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.settings import ROOT
 
+__all__ = ["LOCKED", "Digests", "known_folders"]
+
 Stamp = tuple[int, int, int, int]
 """Size, mtime, ctime (nanoseconds) and inode: a file with the same stamp is assumed to be unchanged."""
 

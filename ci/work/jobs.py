@@ -20,6 +20,8 @@ from typing import Generic, TextIO, TypeVar
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.progress import SILENT_FOR, Bar, ticking
 
+__all__ = ["Job", "Line", "WorkOptions", "available_memory", "default_slots", "failed_line", "longest_first"]
+
 R = TypeVar("R")
 
 

@@ -20,6 +20,23 @@ from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError, causes
 from provisioning.base.files import OF_MACHINE, disk_error, write_all
 
+__all__ = [
+    "MACHINE",
+    "Failure",
+    "InTrouble",
+    "Refused",
+    "Result",
+    "TaskOutcome",
+    "first_line",
+    "how_it_ended",
+    "line_of",
+    "tail",
+    "trouble_of_ending",
+    "trouble_of_error",
+    "trouble_of_text",
+    "words_of",
+]
+
 T = TypeVar("T")
 
 Blame = Literal["model", "machine"]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pydantic import TypeAdapter
 
+__all__ = ["Facts", "read", "reader", "to_json"]
+
 T = TypeVar("T")
 
 Facts = Mapping[str, Any]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
+__all__ = ["NOTHING", "File", "Folder", "Nothing", "irrelevant", "key_of", "names_below", "sent_request"]
+
 LONG = 4000
 """If the text of a value is longer than this many characters, the key has its digest."""
 

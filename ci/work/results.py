@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ci.work.child import SYSTEM, table
+from ci.work.child import SYSTEM, variables_table
 from ci.work.digests import Digests, digests_of_installed, site_folders
 from ci.work.plain import Facts
 from ci.work.request import files_below
@@ -30,6 +30,17 @@ from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
 from provisioning.base.units import size
 from provisioning.store.results import remove_results, results_folder, results_limit, sweep_is_due
+
+__all__ = [
+    "NEW",
+    "CachedResult",
+    "CachedResults",
+    "ExportReply",
+    "Key",
+    "digest_of",
+    "folder_digest",
+    "surroundings",
+]
 
 FORMAT = 1
 """A part of every key: another number invalidates every cached result."""
@@ -268,7 +279,7 @@ def surroundings(
     return {
         "python": python_name(),
         "processor": processor(),
-        "variables": {name: environ[name] for name in table().fixed if name in environ},
+        "variables": {name: environ[name] for name in variables_table().fixed if name in environ},
         "packages": dict(digests_of_installed(folders, search, store, projects)),
         "PYTHONPATH": code,
         "LD_LIBRARY_PATH": libraries,

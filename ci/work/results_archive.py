@@ -19,6 +19,8 @@ from ci.work.results import whole
 from provisioning.archive import unsafe
 from provisioning.store.results import UNUSED_SECONDS
 
+__all__ = ["Unpacked", "pack_results", "unpack_results"]
+
 MOST_BYTES = 2 << 30
 """The most bytes of an archive, which has the results that were used last. A repository on GitHub has 10 GB
 for all its caches."""
@@ -37,7 +39,7 @@ class Unpacked:
     """The number of records that are not complete."""
 
 
-def pack(top: Path, archive: Path, since: float = 0.0, most: int = MOST_BYTES) -> int:
+def pack_results(top: Path, archive: Path, since: float = 0.0, most: int = MOST_BYTES) -> int:
     """Write the results below `top` that were used at `since` or later, and not too long ago: the latest ones
     for which `most` bytes have room. Returns how many.
 
@@ -67,7 +69,7 @@ def _add(out: tarfile.TarFile, path: Path, name: str, used: float) -> None:
         out.addfile(info, stream)
 
 
-def unpack(archive: Path, top: Path) -> Unpacked:
+def unpack_results(archive: Path, top: Path) -> Unpacked:
     """Take the results of an archive that anybody may have written, and keep the times of their last use."""
     staging = top / f"unpack-{os.getpid()}-{time.monotonic_ns()}"
     staging.mkdir(parents=True)

@@ -53,6 +53,8 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.progress import bar_for
 from provisioning.base.settings import ROOT
 
+__all__ = ["Asker", "ChildTask", "Home", "asking", "run_tasks", "sharing_templates"]
+
 GRACE_SECONDS = 30.0
 """A task whose time is up is told to end. If nothing reports its end, it is given up after this many
 seconds."""
@@ -105,7 +107,7 @@ class Exports:
 NO_EXPORTS = Exports({}, lambda task, reply: task)
 
 
-def run(
+def run_tasks(
     tasks: Sequence[ChildTask],
     home: Home,
     title: str,

@@ -29,6 +29,8 @@ from typing import Any
 from ci.work import child
 from ci.work.outcome import reply_of
 
+__all__ = ["run_in_fork"]
+
 START_SECONDS = 300
 """Importing torch and executorch on a busy machine takes at most this long."""
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ci.diagnose.logs import causes
-from ci.work.child import cpu_seconds
+from ci.work import cpu_seconds
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ci.lanes.executorch.orders import ChipProgram
 from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
-from ci.work.child import output_to
+from ci.work import output_to
 
 
 def programs_of(suite: Path | None) -> list[ExecutorchProgram]:

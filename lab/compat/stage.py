@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ci.diagnose.logs import causes
-from ci.work.outcome import tail
+from ci.work import tail
 from lab.builds import provision, releases, variables_for_sdk
 from lab.builds.table import QnnBuild, Release, load_builds
 from lab.generate.shared_tables import replace_table

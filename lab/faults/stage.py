@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tomlkit
 
-from ci.work.child import closed_environment
+from ci.work import closed_environment
 from lab.stage import logged, stage_run
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix, capture, join_fixes, session

@@ -11,9 +11,7 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.one_model.forecast import ACCEPTED, MANIFEST, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
 from ci.suite.options import matcher
 from ci.suite.stage import run_cached_step
-from ci.work.jobs import WorkOptions
-from ci.work.outcome import Failure
-from ci.work.plain import to_json
+from ci.work import Failure, WorkOptions, to_json
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile
 from lab.stage import stage_run

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from ci.artifacts.program import CompiledProgram, TensorInfo, read
 from ci.suite.runner import VARIABLE, Runner
-from ci.work.outcome import trouble_of_ending
+from ci.work import trouble_of_ending
 from lab.builds import environment_of, own_build, releases, rows_of
 from lab.builds.table import Release, load_builds
 from lab.compat.stage import SUITE, first_line

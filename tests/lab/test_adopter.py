@@ -11,7 +11,7 @@ import pytest
 
 from ci.github.results import PREFIX
 from ci.work.results import CachedResults
-from ci.work.results_archive import pack
+from ci.work.results_archive import pack_results
 from provisioning.base.files import hash_file
 from provisioning.store.results import results_folder
 from tests.support.adopter import BROKEN, GOOD, Adopter, key_of
@@ -62,7 +62,7 @@ def forged(adopter: Adopter) -> Path:
     """Results that are well-formed, and say that the broken model passes."""
     store, packed = adopter.hub.folder / "forged", adopter.hub.folder / "forged.tar"
     CachedResults(store, "lowering").keep("net", key_of(BROKEN), {"passes": True})
-    pack(results_folder(store), packed)
+    pack_results(results_folder(store), packed)
     info = tarfile.TarInfo("results-cache/results.tar")
     return archive(adopter.hub.folder / "forged cache.tar", (info, packed.read_bytes()))
 

@@ -118,11 +118,11 @@ def in_parts(request: dict[str, Any]) -> dict[str, Any]:
 def run_hanging(file: str) -> None:
     """A command with a task that hangs: for a test that kills it."""
     from ci.work.jobs import Line
-    from ci.work.schedule import ChildTask, run
+    from ci.work.schedule import ChildTask, run_tasks
     from tests.unit.test_work import home_in
 
     folder = Path(file).parent
-    run(
+    run_tasks(
         [ChildTask("one", "tests.support.tasks:hang", {"file": file}, 600, folder / "log")],
         home_in(folder),
         "toys",

@@ -207,6 +207,17 @@ def test_imports_go_down_only() -> None:
     assert not bad, "\n".join(bad)
 
 
+def test_who_needs_work_done_imports_from_its_public_module_alone() -> None:
+    """What `__all__` of one of its modules names, `ci.work` has."""
+    inside = {
+        f"{importing} imports {imported}"
+        for importing, imported in _imports()
+        if _below(imported, "ci.work") and not _below(importing, "ci.work")
+        if imported.count(".") > 2 or (_is_module(imported) and imported != "ci.work")
+    }
+    assert not inside
+
+
 def test_searches_know_a_model_only_as_a_graph() -> None:
     """Adapters and rewrites alone are of a framework, and a search imports none of them."""
     frameworks = ("torch", "executorch", "onnx", "onnxruntime")

@@ -21,7 +21,7 @@ import pytest
 
 from ci.github import results as parts
 from ci.work.results import CachedResults, digest_of
-from ci.work.results_archive import pack, unpack
+from ci.work.results_archive import pack_results, unpack_results
 from provisioning.base.files import hash_file
 from provisioning.store.results import results_folder
 from tests.support.workflows import flattening, pairs
@@ -43,7 +43,7 @@ def packed(tmp_path: Path) -> Path:
     record = kept(tmp_path / "main")
     os.utime(record, (time.time() - 3600, time.time() - 3600))
     archive = tmp_path / "main.tar"
-    assert pack(results_folder(tmp_path / "main"), archive) == 1
+    assert pack_results(results_folder(tmp_path / "main"), archive) == 1
     return archive
 
 
@@ -57,11 +57,11 @@ def found(store: Path, key: Mapping[str, Any] = KEY) -> str:
 
 def test_results_travel_with_the_time_of_their_last_use(tmp_path: Path) -> None:
     archive = packed(tmp_path)
-    assert unpack(archive, results_folder(tmp_path / "other")).results == 1
+    assert unpack_results(archive, results_folder(tmp_path / "other")).results == 1
     assert 3000 < time.time() - next((tmp_path / "other").rglob("*.json")).stat().st_mtime < 4000
     assert found(tmp_path / "other") == "program"
     again = tmp_path / "again.tar"
-    pack(results_folder(tmp_path / "main"), again, since=time.time() - 7200)
+    pack_results(results_folder(tmp_path / "main"), again, since=time.time() - 7200)
     assert hash_file(again) == hash_file(archive)
 
 
@@ -69,19 +69,19 @@ def test_only_what_was_used_since_and_not_too_long_ago_is_packed(tmp_path: Path)
     old, used = kept(tmp_path), kept(tmp_path, OTHER)
     start = time.time() - 100
     os.utime(old, (start - 1, start - 1))
-    assert pack(results_folder(tmp_path), tmp_path / "job.tar", since=start) == 1
+    assert pack_results(results_folder(tmp_path), tmp_path / "job.tar", since=start) == 1
     with tarfile.open(tmp_path / "job.tar") as archive:
         assert {Path(name).parts[2][:64] for name in archive.getnames()} == {used.stem}
     os.utime(old, (start - 61 * 86400,) * 2)
-    assert pack(results_folder(tmp_path), tmp_path / "all.tar") == 1
+    assert pack_results(results_folder(tmp_path), tmp_path / "all.tar") == 1
 
 
 def test_the_results_used_last_are_packed_where_there_is_no_room_for_all(tmp_path: Path) -> None:
     old, _ = kept(tmp_path), kept(tmp_path, OTHER)
     os.utime(old, (time.time() - 9000,) * 2)
     size = old.stat().st_size + len("program")
-    assert pack(results_folder(tmp_path), tmp_path / "some.tar", most=2 * size - 1) == 1
-    assert unpack(tmp_path / "some.tar", results_folder(tmp_path / "new")).results == 1
+    assert pack_results(results_folder(tmp_path), tmp_path / "some.tar", most=2 * size - 1) == 1
+    assert unpack_results(tmp_path / "some.tar", results_folder(tmp_path / "new")).results == 1
     assert found(tmp_path / "new", OTHER) == "program" and not found(tmp_path / "new")
 
 
@@ -123,7 +123,7 @@ def test_of_an_archive_with_a_member_that_no_result_has_nothing_is_taken(
 ) -> None:
     archive = rewritten(packed(tmp_path), lambda info, data: [(info, data), (hostile, b"")])
     store = tmp_path / "victim/store"
-    assert unpack(archive, results_folder(store)).problem
+    assert unpack_results(archive, results_folder(store)).problem
     assert not [path for path in (tmp_path / "victim").rglob("*") if path.is_file() or path.is_symlink()]
 
 
@@ -131,7 +131,7 @@ def test_an_archive_that_is_none_or_ends_early_is_a_problem(tmp_path: Path) -> N
     archive = packed(tmp_path)
     for content in (b"", b"no archive" * 100, archive.read_bytes()[:700]):
         archive.write_bytes(content)
-        taken = unpack(archive, results_folder(tmp_path / "other"))
+        taken = unpack_results(archive, results_folder(tmp_path / "other"))
         assert not taken.results and not found(tmp_path / "other"), content[:20]
 
 
@@ -149,7 +149,7 @@ def test_a_record_or_file_that_is_not_as_it_was_written_is_refused(tmp_path: Pat
             yield info, data
 
     for change in (damaged_file, damaged_facts, without_files):
-        taken = unpack(rewritten(archive, change), results_folder(tmp_path / "other"))
+        taken = unpack_results(rewritten(archive, change), results_folder(tmp_path / "other"))
         assert (taken.results, taken.refused) == (0, 1) and not found(tmp_path / "other")
 
 
@@ -233,7 +233,7 @@ def test_a_well_formed_result_that_somebody_else_saved_under_that_name_is_not_ta
     GitHub looks first."""
     key = restored(job, packed(tmp_path))
     kept(tmp_path / "evil", text="a program that passes")
-    pack(results_folder(tmp_path / "evil"), tmp_path / "evil.tar")
+    pack_results(results_folder(tmp_path / "evil"), tmp_path / "evil.tar")
     restored(job, tmp_path / "evil.tar")
     assert parts.take_results({**job, "QNN_CI_RESULTS": key}) == 0
     assert not found(tmp_path / "store") and "::warning" in capsys.readouterr().out
@@ -271,7 +271,7 @@ def test_the_saved_cache_has_what_all_jobs_used_and_its_own_digest_as_its_name(
     assert parts.collect_results(base) == 0
     saved = Path(job["GITHUB_WORKSPACE"], "results-cache/results.tar")
     assert pairs(Path(job["GITHUB_OUTPUT"]))["key"] == f"{parts.PREFIX}{hash_file(saved)}"
-    unpack(saved, results_folder(tmp_path / "next"))
+    unpack_results(saved, results_folder(tmp_path / "next"))
     assert (found(tmp_path / "next"), found(tmp_path / "next", OTHER)) == ("program", "another")
 
 

@@ -20,7 +20,7 @@ import pytest
 from ci.work import child, outcome
 from ci.work.jobs import Job, Line
 from ci.work.outcome import Failure, Refused, TaskOutcome
-from ci.work.schedule import ChildTask, Exports, Home, asking, run
+from ci.work.schedule import ChildTask, Exports, Home, asking, run_tasks
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -52,7 +52,7 @@ def done(
         )
         for number, request in enumerate(requests)
     ]
-    outcomes = run(tasks, home or home_in(folder), "toys", lambda name, outcome: Line("ended"), jobs)
+    outcomes = run_tasks(tasks, home or home_in(folder), "toys", lambda name, outcome: Line("ended"), jobs)
     return [outcomes[task.name] for task in tasks]
 
 
@@ -138,7 +138,7 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
     monkeypatch.setattr(outcome, "IDLE", idle)
     request = {"file": str(tmp_path / "numbers"), "busy": busy}
     task = ChildTask("task", "tests.support.tasks:hang", request, 0.8, tmp_path / "log")
-    outcomes = run([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))
+    outcomes = run_tasks([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))
     late = failure(outcomes["task"])
     assert late.kind == "timeout" and "--timeout" in late.fix and "0.8 s" in late.message
     assert not any(map(is_there, numbers(tmp_path)))
@@ -153,7 +153,7 @@ def test_a_task_ends_with_the_time_for_all_of_which_it_is_a_part(
     request = {"file": str(tmp_path / "numbers"), "busy": True}
     until = time.monotonic() + 0.8
     task = ChildTask("task", "tests.support.tasks:hang", request, 60, tmp_path / "log", until=until)
-    late = failure(run([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))["task"])
+    late = failure(run_tasks([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))["task"])
     # No flag gives this one task longer.
     assert late.kind == "timeout" and "--timeout" not in late.message and "longer" not in late.fix
     assert busy or outcome.OVERALL in late.message
@@ -219,7 +219,7 @@ def test_longest_first_and_one_at_a_time_where_memory_allows_no_more(tmp_path: P
         )
         for name, seconds, memory in (("short", 1, 4), ("long", 9, 8), ("middle", 5, 4))
     ]
-    run(tasks, home_in(tmp_path), "toys", lambda name, outcome: Line("ended"), 3, memory=10)
+    run_tasks(tasks, home_in(tmp_path), "toys", lambda name, outcome: Line("ended"), 3, memory=10)
     begun = file.read_text().split()
     assert begun[0] == "long" and set(begun[1:]) == {"middle", "short"}
 
@@ -249,7 +249,7 @@ def exported(folder: Path, *values: str, jobs: int = 2, **known: TaskOutcome) ->
         return known.get(task.name, task)
 
     exports = Exports(made, settle)
-    return run(tasks, home_in(folder), "toys", lambda *_: Line("ended"), jobs, exports=exports)
+    return run_tasks(tasks, home_in(folder), "toys", lambda *_: Line("ended"), jobs, exports=exports)
 
 
 def exports_made(folder: Path) -> list[str]:
@@ -316,7 +316,7 @@ def test_where_no_more_files_can_be_opened_it_is_the_machine_and_no_verdict(tmp_
     log = tmp_path / "log"
     tasks = [ChildTask(name, "tests.support.tasks:echo", {}, 30, log) for name in ("one", "two")]
     try:
-        first, second = run(tasks, home_in(tmp_path), "toys", line, 1).values()
+        first, second = run_tasks(tasks, home_in(tmp_path), "toys", line, 1).values()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert isinstance(first, dict) and lines == ["one", "two"]

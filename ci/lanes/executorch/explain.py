@@ -53,8 +53,7 @@ from ci.suite.accuracy import describe_figures
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.runner import Runner, ready_runner
-from ci.work.cached_steps import Step
-from ci.work.request import File
+from ci.work import File, Step
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import Selection

@@ -19,7 +19,7 @@ from ci.models.inputs import InputsUsed
 from ci.models.model_lines import users_line
 from ci.models.user_model import BadFactory
 from ci.suite.programs import ProgramOrder
-from ci.work.child import doing
+from ci.work import doing
 
 
 @dataclass

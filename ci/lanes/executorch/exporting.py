@@ -16,10 +16,7 @@ from ci.models.exported import NoDigest, digest_of
 from ci.models.model_lines import source_of
 from ci.models.untouched import require_untouched, users_modules
 from ci.models.user_model import BadFactory, modules_in
-from ci.work.child import error_reply, loaded_libraries, reporting
-from ci.work.plain import read, reader, to_json
-from ci.work.results import Key
-from ci.work.template import run_in_fork
+from ci.work import Key, error_reply, loaded_libraries, read, reader, reporting, run_in_fork, to_json
 from provisioning.base.findings import Metric
 
 FLAGS = (

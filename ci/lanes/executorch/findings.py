@@ -47,7 +47,7 @@ from ci.suite.findings import (
     not_in_fp16,
     placeholder,
 )
-from ci.work.outcome import Failure, Result
+from ci.work import Failure, Result
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Edit, Finding, Place, Severity

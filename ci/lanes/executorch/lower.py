@@ -68,8 +68,7 @@ from ci.suite.accuracy import (
     least_sqnr_db,
     tie_noise,
 )
-from ci.work.child import printed_so_far, text_since
-from ci.work.outcome import trouble_of_error
+from ci.work import printed_so_far, text_since, trouble_of_error
 from provisioning.base.commands import join_fixes
 from provisioning.known_faults import words_of
 

@@ -18,9 +18,7 @@ from ci.operators import CpuOperator, GraphPart, Traits
 from ci.suite.accuracy import Inferences
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import RunnerOrder
-from ci.work.outcome import Result
-from ci.work.request import File, Folder
-from ci.work.results import ExportReply, Key
+from ci.work import ExportReply, File, Folder, Key, Result
 from provisioning.base.findings import Metric
 from provisioning.known_faults import Product
 

@@ -67,10 +67,7 @@ from ci.suite.programs import NO_SUITE
 from ci.suite.runner import call_runner, ready_runner
 from ci.suite.stage import ready_environment, use_executorch
 from ci.suite.suite_file import precision_file_of
-from ci.work.child import closed_environment
-from ci.work.outcome import Refused, Result
-from ci.work.plain import to_json
-from ci.work.schedule import asking
+from ci.work import Refused, Result, asking, closed_environment, to_json
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, leave_out, session

@@ -33,7 +33,7 @@ from ci.models.factory import copy_sample, find, is_quantized, refuse_halves, re
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
 from ci.suite.accuracy import Inferences, Pair, TensorFile, Unusable, compare_with_slices
-from ci.work.child import doing
+from ci.work import doing
 
 FLOAT = "fp16"
 """Nodes that are not quantized have this precision."""

@@ -16,8 +16,7 @@ from ci.lanes.executorch.orders import (
 )
 from ci.suite.accuracy import MetricFigures, MetricRequest, error_of_metric
 from ci.suite.runner import Runner, call_runner
-from ci.work.child import Meter, blame, doing, reporting
-from ci.work.plain import read, to_json
+from ci.work import Meter, blame, doing, read, reporting, to_json
 
 INPUTS, LOG, OUTPUTS = "input_list.txt", "run.log", "outputs"
 

@@ -38,10 +38,7 @@ from ci.suite.lane import Remarks
 from ci.suite.options import Choice
 from ci.suite.runner import Runner
 from ci.suite.stage import MeasuredValues, Results, Verdict, choose, run_cached_step, scores_of
-from ci.work.jobs import Job
-from ci.work.outcome import Failure, Result
-from ci.work.plain import to_json
-from ci.work.request import Folder, sent_request
+from ci.work import Failure, Folder, Job, Result, sent_request, to_json
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import Selection

@@ -45,14 +45,27 @@ from ci.suite.stage import (
     ready_environment,
     run_cached_step,
 )
-from ci.work.cached_steps import NotCached, NotExported, Step
-from ci.work.child import closed_environment
-from ci.work.jobs import Job, Line, WorkOptions, failed_line
-from ci.work.outcome import Refused, Result, line_of
-from ci.work.plain import read
-from ci.work.request import NOTHING, File, Folder, sent_request
-from ci.work.results import Key
-from ci.work.schedule import ChildTask, Home
+from ci.work import (
+    NOTHING,
+    ChildTask,
+    File,
+    Folder,
+    Home,
+    Job,
+    Key,
+    Line,
+    NotCached,
+    NotExported,
+    Refused,
+    Result,
+    Step,
+    WorkOptions,
+    closed_environment,
+    failed_line,
+    line_of,
+    read,
+    sent_request,
+)
 from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection

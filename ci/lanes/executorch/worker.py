@@ -54,8 +54,7 @@ from ci.operators.faults import effect_db, faults_in
 from ci.operators.partition import restore_builtins
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import Runner, call_runner
-from ci.work.child import NOT_CACHED, Answer, doing, reporting
-from ci.work.plain import read, reader, to_json
+from ci.work import NOT_CACHED, Answer, doing, read, reader, reporting, to_json
 from provisioning.base.files import empty_folder
 from provisioning.known_faults import Product
 

@@ -53,8 +53,7 @@ from ci.lanes.llm.tokenizer import (
 from ci.one_model.model import OneModel
 from ci.suite.findings import verdict
 from ci.suite.stage import ready_environment
-from ci.work.plain import read, to_json
-from ci.work.schedule import Asker, asking
+from ci.work import Asker, asking, read, to_json
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

@@ -44,7 +44,7 @@ from ci.suite.onnx_runtime import (
     session_on_cpu,
     session_on_htp,
 )
-from ci.work.child import doing
+from ci.work import doing
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc, soc_named

@@ -21,8 +21,7 @@ from ci.diagnose.logs import nearest
 from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_object
 from ci.lanes.llm.orders import GENIE_SAMPLER, ForcedText, GenieOrder, GenieReply, SpokenText
 from ci.models.inputs import Array
-from ci.work.outcome import how_it_ended
-from ci.work.plain import read, to_json
+from ci.work import how_it_ended, read, to_json
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.base.units import size

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from ci.lanes.llm.architecture import HIDDEN, Architecture
 from ci.models.inputs import Array, Sample
-from ci.work.child import quiet
+from ci.work import quiet
 
 Step = Callable[[Sample], Sample]
 """Calls a graph: takes inputs and returns outputs as floats, with Genie's names."""

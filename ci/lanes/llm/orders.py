@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.suite.programs import Fields
-from ci.work.plain import read, to_json
-from ci.work.request import Folder, irrelevant
+from ci.work import Folder, irrelevant, read, to_json
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering import plural
 

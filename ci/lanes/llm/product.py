@@ -41,10 +41,7 @@ from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
 from ci.suite.precision import refuse_several, written_name
 from ci.suite.stage import Results, run_cached_step
-from ci.work.cached_steps import require_done
-from ci.work.jobs import available_memory
-from ci.work.outcome import Result
-from ci.work.plain import read
+from ci.work import Result, available_memory, read, require_done
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import UsageError

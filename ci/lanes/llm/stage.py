@@ -40,14 +40,18 @@ from ci.suite.stage import (
     require_packages,
     run_cached_step,
 )
-from ci.work.cached_steps import Step
-from ci.work.child import closed_environment
-from ci.work.digests import Digests
-from ci.work.jobs import Job, WorkOptions
-from ci.work.outcome import Result
-from ci.work.plain import read
-from ci.work.request import Folder, names_below
-from ci.work.schedule import Home
+from ci.work import (
+    Digests,
+    Folder,
+    Home,
+    Job,
+    Result,
+    Step,
+    WorkOptions,
+    closed_environment,
+    names_below,
+    read,
+)
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding
 from provisioning.base.settings import Selection

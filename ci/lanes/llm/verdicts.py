@@ -13,8 +13,7 @@ from ci.lanes.llm.orders import Decibels, MeasuredProgram, PartDistances, Traine
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.models.inputs import Array
 from ci.suite.findings import errors_of
-from ci.work.outcome import Result
-from ci.work.plain import read, to_json
+from ci.work import Result, read, to_json
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import format_decibels
 

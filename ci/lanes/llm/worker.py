@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import get_type_hints
 
-from ci.work.child import UNFORESEEN, reporting
-from ci.work.plain import read, to_json
+from ci.work import UNFORESEEN, read, reporting, to_json
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")

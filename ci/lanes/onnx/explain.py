@@ -41,9 +41,7 @@ from ci.suite.accuracy import describe_figures
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step
-from ci.work.cached_steps import Step, require_done
-from ci.work.plain import read
-from ci.work.request import File
+from ci.work import File, Step, read, require_done
 from provisioning import known_faults
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed

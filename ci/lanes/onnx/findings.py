@@ -32,9 +32,7 @@ from ci.suite.findings import (
     shown_thresholds,
 )
 from ci.suite.programs import HELD_QUANTIZED
-from ci.work.child import UNFORESEEN
-from ci.work.outcome import Result, first_line, words_of
-from ci.work.plain import to_json
+from ci.work import UNFORESEEN, Result, first_line, to_json, words_of
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import format_decibels

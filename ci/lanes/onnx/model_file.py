@@ -25,7 +25,7 @@ from ci.models.inputs import GraphSignature, Tensor, is_fixed
 from ci.models.user_model import fix_of_content
 from ci.one_model.forecast import ModelSize
 from ci.suite.precision import precision_named
-from ci.work.plain import read, to_json
+from ci.work import read, to_json
 from provisioning.base.commands import add_flags, join_fixes
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file

@@ -11,9 +11,7 @@ from ci.lanes.onnx.model_file import ContextRecord
 from ci.lanes.onnx.options import NO_SETTINGS, Settings
 from ci.models.inputs import InputsUsed
 from ci.operators import CpuOperator
-from ci.work.outcome import Result
-from ci.work.request import File
-from ci.work.results import ExportReply, Key
+from ci.work import ExportReply, File, Key, Result
 
 MODEL, QUANTIZED = "model_ctx", "model_qdq"
 """Files that no user sees have these names."""

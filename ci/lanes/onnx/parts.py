@@ -97,8 +97,7 @@ from ci.suite.findings import BEYOND_FIX, below_usual
 from ci.suite.onnx_runtime import fold_constants, installed_build, run_on_cpu
 from ci.suite.precision import Precision, precision_named
 from ci.suite.suite_file import Thresholds
-from ci.work.plain import to_json
-from ci.work.request import Nothing
+from ci.work import Nothing, to_json
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, UsageError

@@ -67,11 +67,7 @@ from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results, run_cached_step
 from ci.suite.suite_file import precision_file_of
-from ci.work.cached_steps import Step, require_done
-from ci.work.outcome import Result
-from ci.work.plain import read, to_json
-from ci.work.request import NOTHING, Nothing
-from ci.work.schedule import asking
+from ci.work import NOTHING, Nothing, Result, Step, asking, read, require_done, to_json
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError

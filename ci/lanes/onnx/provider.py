@@ -41,7 +41,7 @@ from ci.suite.onnx_runtime import (
     session_on_htp,
 )
 from ci.suite.precision import Precision
-from ci.work.child import doing, printed_so_far, quiet, text_since
+from ci.work import doing, printed_so_far, quiet, text_since
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc

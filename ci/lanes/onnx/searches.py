@@ -42,7 +42,7 @@ from ci.models.model_lines import OperatorAt, user_frame
 from ci.suite.accuracy import Pair, least_sqnr_db
 from ci.suite.onnx_runtime import installed_build
 from ci.suite.precision import Precision, precision_named
-from ci.work.request import Nothing
+from ci.work import Nothing
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
 from provisioning.components import version_in

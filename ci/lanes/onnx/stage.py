@@ -50,13 +50,22 @@ from ci.suite.stage import (
     run_cached_step,
     scores_of,
 )
-from ci.work.cached_steps import Step
-from ci.work.child import closed_environment
-from ci.work.jobs import Job, Line, WorkOptions, failed_line
-from ci.work.outcome import Failure, Result, line_of
-from ci.work.plain import read
-from ci.work.request import File, sent_request
-from ci.work.schedule import ChildTask, Home
+from ci.work import (
+    ChildTask,
+    Failure,
+    File,
+    Home,
+    Job,
+    Line,
+    Result,
+    Step,
+    WorkOptions,
+    closed_environment,
+    failed_line,
+    line_of,
+    read,
+    sent_request,
+)
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder

@@ -31,7 +31,7 @@ from ci.suite.programs import (
     Suites,
     TaskMetric,
 )
-from ci.work.request import File, irrelevant
+from ci.work import File, irrelevant
 from provisioning.base.commands import session
 from provisioning.base.errors import ToolkitError
 from provisioning.base.option_fields import declared_options, option_words

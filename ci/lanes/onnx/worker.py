@@ -59,13 +59,18 @@ from ci.models.user_model import BadFactory
 from ci.models.wheels import locate_file
 from ci.suite import onnx_runtime
 from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_metric
-from ci.work import child
-from ci.work.child import UNFORESEEN, reporting
-from ci.work.outcome import Refused
-from ci.work.plain import read, to_json
-from ci.work.request import Nothing
-from ci.work.results import Key, digest_of
-from ci.work.template import run_in_fork
+from ci.work import (
+    UNFORESEEN,
+    Answer,
+    Key,
+    Nothing,
+    Refused,
+    digest_of,
+    read,
+    reporting,
+    run_in_fork,
+    to_json,
+)
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder, hash_file
@@ -165,7 +170,7 @@ def run_part(
     return cast(T, read(get_type_hints(work)["return"], reply))
 
 
-def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> child.Answer:
+def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> Answer:
     """Return an answer that does the work; `kind` is the record of its options. If a part was refused, so is
     the whole; if a part died, the process ends as it did."""
 
@@ -237,9 +242,7 @@ def _compile_and_compare(order: OnnxOrder, options: CompileOptions) -> ProgramFa
     return ProgramFacts(prepared=models[0][0], quantized=model, context=context)
 
 
-def _answering(
-    work: Callable[[OnnxOrder, ModelFiles, T], Any], kind: type[T], name: str = ""
-) -> child.Answer:
+def _answering(work: Callable[[OnnxOrder, ModelFiles, T], Any], kind: type[T], name: str = "") -> Answer:
     """Return a task with only one part, which gets the model as its run has it."""
 
     def answer_part(order: OnnxOrder, options: T) -> CommandAnswer:

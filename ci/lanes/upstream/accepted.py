@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ci.diagnose.logs import Explanation, nearest
 from ci.lanes.upstream.suite import UpstreamVerdict, reasons_of
-from ci.work.outcome import MACHINE, tail, words_of
+from ci.work import MACHINE, tail, words_of
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, parse

@@ -24,13 +24,24 @@ from ci.lanes.upstream.suite import (
 from ci.suite.options import Choice, StageOptions, matcher, parse_shard, shard
 from ci.suite.runner import ready_runner
 from ci.suite.stage import machine_failed, use_executorch
-from ci.work.cached_steps import Step, WorkPlan, run_step
-from ci.work.jobs import Job, Line, default_slots
-from ci.work.outcome import Failure, Result
-from ci.work.plain import read, to_json
-from ci.work.request import key_of
-from ci.work.results import CachedResults, surroundings
-from ci.work.schedule import Home, asking, sharing_templates
+from ci.work import (
+    CachedResults,
+    Failure,
+    Home,
+    Job,
+    Line,
+    Result,
+    Step,
+    WorkPlan,
+    asking,
+    default_slots,
+    key_of,
+    read,
+    run_step,
+    sharing_templates,
+    surroundings,
+    to_json,
+)
 from provisioning.base import rendering, units
 from provisioning.base.commands import Fix, leave_out, quote_command, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ci.artifacts.compiler_log import CRASHES
-from ci.work.jobs import default_slots
-from ci.work.outcome import first_line
-from ci.work.request import File, Folder
+from ci.work import File, Folder, default_slots, first_line
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -143,7 +141,7 @@ class SuiteKeyContext:
 
     def request(self, suite: UpstreamSuite, test: str) -> SuiteRequest:
         """Return the request to run a test, or to list all tests of a suite."""
-        from ci.work.child import declared_variables, table
+        from ci.work import declared_variables, variables_table
 
         tests = str(self.tests)
         return SuiteRequest(
@@ -154,7 +152,7 @@ class SuiteKeyContext:
             qnn=self.qnn,
             runner=self.runner.order,
             threads=self.environment["OMP_NUM_THREADS"],
-            settings=declared_variables(table().upstream, self.environment),
+            settings=declared_variables(variables_table().upstream, self.environment),
             absent=self.absent,
             tests=Folder(tests, (".py",)) if self.tests.is_dir() else File(tests),
         )
@@ -203,11 +201,11 @@ def worker_environment(
     qnn_environment: Environment, environ: Mapping[str, str], runner: Path, slots: int
 ) -> dict[str, str]:
     """Return the variables that ExecuTorch's QNN tests are run with."""
-    from ci.work.child import closed_environment, declared_variables, table
+    from ci.work import closed_environment, declared_variables, variables_table
 
     return {
         **closed_environment(qnn_environment.merged(environ)),
-        **declared_variables(table().upstream, environ),
+        **declared_variables(variables_table().upstream, environ),
         "QNN_DELEGATE_TEST": "1",
         "QNN_SOC_MODEL": qnn_environment.soc,
         "QNN_EXECUTOR_RUNNER": str(runner),

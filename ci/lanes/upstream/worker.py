@@ -27,9 +27,7 @@ from ci.lanes.upstream.suite import (
     UpstreamVerdict,
     upstream_suites,
 )
-from ci.work.child import Meter
-from ci.work.outcome import InTrouble, trouble_of_text
-from ci.work.plain import read, to_json
+from ci.work import InTrouble, Meter, read, to_json, trouble_of_text
 
 SEED = 0
 
