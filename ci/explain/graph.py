@@ -40,6 +40,8 @@ class Node:
     quantizes: bool = False
     joins: bool = False
     """Whether its operands must have its precision."""
+    part: int | None = None
+    """It is the place of its tensor among the several of the node that it reads; None for other nodes."""
 
 
 class Graph(ABC):
@@ -57,11 +59,16 @@ class Graph(ABC):
     @property
     @abstractmethod
     def results(self) -> Sequence[str]:
-        """Return the nodes that give the outputs."""
+        """Return the nodes that give the outputs, one for each output."""
 
     @abstractmethod
     def operator_at(self, name: str) -> OperatorAt:
         """Return the node's operator."""
+
+    @abstractmethod
+    def dimension(self, name: str) -> int | None:
+        """Return the dimension along which the node's operator works; None if it works on all values at
+        once."""
 
     def traits(self, name: str) -> dict[str, Traits]:
         """Return the traits by which known faults are recognized."""
@@ -94,6 +101,10 @@ class Graph(ABC):
     @abstractmethod
     def values(self, sample: int) -> dict[str, Array]:
         """Return the value of each node that gives one tensor of floats."""
+
+    @abstractmethod
+    def values_at(self, names: Sequence[str]) -> Arrays:
+        """Return the values of these nodes, which may give numbers of any type."""
 
     @abstractmethod
     def errors_of(self, quantized: Any) -> dict[str, Array]:

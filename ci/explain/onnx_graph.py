@@ -104,10 +104,10 @@ class OnnxGraph(Graph):
             nodes[name] = Node(
                 name, row.op_type, reads, floats=any(floats), several=several, quantizes=quantizes
             )
-            for tensor, is_float in zip(row.output, floats, strict=True):
+            for place, (tensor, is_float) in enumerate(zip(row.output, floats, strict=True)):
                 if several and tensor:
                     part = self.node_of(tensor)
-                    nodes[part] = Node(part, row.op_type, (name,), floats=is_float)
+                    nodes[part] = Node(part, row.op_type, (name,), floats=is_float, part=place)
         return nodes
 
     def _is_float(self, tensor: str) -> bool:
@@ -132,6 +132,14 @@ class OnnxGraph(Graph):
         place = self.places.get(self.operator_names([name])[0], NO_PLACE)
         kind = self.nodes[name].kind
         return replace(place, operator=self.tensors[name] if kind in (INPUT, CONSTANT) else kind)
+
+    def dimension(self, name: str) -> int | None:
+        operator = next(node for node in self.model.graph.node if name_of(node) == name)
+        for attribute in operator.attribute:
+            if attribute.name == "axis":
+                return int(attribute.i)
+        schema = onnx.defs.get_schema(operator.op_type)
+        return int(schema.attributes["axis"].default_value.i) if "axis" in schema.attributes else None
 
     def operator_names(self, names: Sequence[str]) -> list[str]:
         makers = ((name, self.maker.get(self.tensors.get(name, ""))) for name in names)
@@ -227,6 +235,11 @@ class OnnxGraph(Graph):
         leaves = {name: array for name, array in {**row, **weights}.items() if name in self._leaves}
         floats = {self.node_of(name): array for name, array in leaves.items() if array.dtype.kind == "f"}
         return floats | {name: row[tensor] for name, tensor in zip(names, tensors, strict=True)}
+
+    def values_at(self, names: Sequence[str]) -> Arrays:
+        tensors = {name: self.tensors[name] for name in names}
+        rows = values_of(self.model, self.feeds(), tensors.values())
+        return {name: [row[tensor] for row in rows] for name, tensor in tensors.items()}
 
     @cached_property
     def _first(self) -> Mapping[str, Array]:

@@ -74,7 +74,8 @@ class TorchGraph(Graph):
     @cached_property
     def results(self) -> Sequence[str]:
         (output,) = self.module.graph.find_nodes(op="output")
-        return [_behind_observers(node).name for node in output.all_input_nodes]
+        leaves = torch.utils._pytree.tree_leaves(output.args)
+        return [_behind_observers(node).name for node in leaves if isinstance(node, FxNode)]
 
     @cached_property
     def nodes_by_name(self) -> Mapping[str, FxNode]:
@@ -83,6 +84,15 @@ class TorchGraph(Graph):
     def operator_at(self, name: str) -> OperatorAt:
         node = self.nodes_by_name[name]
         return replace(operator_at(node), operator=str(maker_of(node).target))
+
+    def dimension(self, name: str) -> int | None:
+        node = self.nodes_by_name[name]
+        for place, argument in enumerate(node.target._schema.arguments):
+            if argument.name == "dim":
+                given = node.kwargs.get("dim", argument.default_value)
+                dim = node.args[place] if place < len(node.args) else given
+                return dim if isinstance(dim, int) else None
+        return None
 
     def traits(self, name: str) -> dict[str, Traits]:
         maker = maker_of(self.nodes_by_name[name])
@@ -162,6 +172,17 @@ class TorchGraph(Graph):
         outputs = outputs_of(self.module, self.samples[sample])
         return {name: tensor.detach().numpy() for name, tensor in outputs.items()}
 
+    def values_at(self, names: Sequence[str]) -> Arrays:
+        arrays: dict[str, list[Array]] = {name: [] for name in names}
+        for sample in self.samples:
+            values = values_of(self.module, sample)
+            for name in names:
+                value = values[self.nodes_by_name[name]]
+                # NumPy has no bfloat16.
+                value = value.float() if is_float(value) else value
+                arrays[name].append(value.detach().contiguous().numpy())
+        return arrays
+
     @cached_property
     def _first(self) -> Mapping[FxNode, Any]:
         return values_of(self.module, self.samples[0])
@@ -223,6 +244,7 @@ def _node_of(node: FxNode) -> Node:
         node.op == "call_function" and not isinstance(value, Tensor),
         is_quantizer(node),
         node.target is torch.ops.aten.cat.default,
+        node.args[1] if node.target is getitem else None,
     )
 
 

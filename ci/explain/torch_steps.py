@@ -65,8 +65,7 @@ class StepGraph(TorchGraph):
 
     @cached_property
     def results(self) -> Sequence[str]:
-        (output,) = self.module.graph.find_nodes(op="output")
-        return [node.name for node in output.all_input_nodes][-self.output_count :]
+        return super().results[-self.output_count :]
 
     @cached_property
     def _runs(self) -> list[tuple[Mapping[str, Any], list[Tensor]]]:

@@ -27,7 +27,7 @@ LEAST = torch.finfo(torch.float32).min
 def test_what_leaves_fp16_is_a_cause_only_where_the_outputs_change_without_it(
     compute: Callable[[Tensor], Tensor], beyond: bool
 ) -> None:
-    from ci.lanes.executorch.lower import beyond_half
+    from ci.lanes.executorch.half_range import beyond_half
 
     sample = (torch.rand(4, 3) + 1,)
     rows = beyond_half(torch.export.export(Net(compute), sample, strict=True).module(), [sample])
@@ -35,7 +35,7 @@ def test_what_leaves_fp16_is_a_cause_only_where_the_outputs_change_without_it(
 
 
 def test_a_weight_and_an_input_beyond_fp16_are_named_and_a_mask_that_is_added_is_not() -> None:
-    from ci.lanes.executorch.lower import beyond_half
+    from ci.lanes.executorch.half_range import beyond_half
 
     layer = torch.nn.Linear(3, 3).requires_grad_(False)
     layer.weight[0, 0] = 1e6

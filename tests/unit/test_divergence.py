@@ -84,6 +84,12 @@ class Toy(Graph):
         return [[values[name] for name in (self.end, *self.shown)]]
 
     # A search for the operator that differs asks for none of these.
+    def dimension(self, name: str) -> int | None:
+        return None
+
+    def values_at(self, names: Sequence[str]) -> Arrays:
+        return {}
+
     def values(self, sample: int) -> dict[str, Array]:
         return {}
 

@@ -58,6 +58,12 @@ class Left(Graph):
         return [[self.values(0)[self.results[0]]]]
 
     # A replay asks for none of these.
+    def dimension(self, name: str) -> int | None:
+        return None
+
+    def values_at(self, names: Sequence[str]) -> Arrays:
+        return {}
+
     def ending_at(self, name: str) -> Graph:
         return self
 
