@@ -239,7 +239,10 @@ class OnnxGraph(Graph):
     def values_at(self, names: Sequence[str]) -> Arrays:
         tensors = {name: self.tensors[name] for name in names}
         rows = values_of(self.model, self.feeds(), tensors.values())
-        return {name: [row[tensor] for row in rows] for name, tensor in tensors.items()}
+        arrays = {}
+        for name, tensor in tensors.items():
+            arrays[name] = [row[tensor] for row in rows]
+        return arrays
 
     @cached_property
     def _first(self) -> Mapping[str, Array]:

@@ -23,7 +23,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, defs
 
-from ci.lanes.onnx.parts import OPSET
+from ci.lanes.onnx.preparation import OPSET
 from ci.models.inputs import Array
 from ci.models.shipped.onnx_nodes import PACKAGE, inputs_of, model_of, outputs_of
 from lab.onnx_operators.node_tests import CHOSEN, Chosen, NodeTests

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ci.lanes.onnx import parts, provider
+from ci.lanes.onnx import preparation, provider
 from ci.lanes.onnx.options import NO_SETTINGS
 from ci.lanes.onnx.orders import Preparing
 from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
@@ -298,7 +298,7 @@ def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_e
         into.mkdir()
         folders = {"log": str(into / "log"), "export_folder": str(into)}
         request = read(OnnxRequest, {**sent_request(request_of(program, NOTHING)), **folders})
-        parts.prepare(OnnxOrder.of(request), Preparing())
+        preparation.prepare(OnnxOrder.of(request), Preparing())
         means[program.case_name] = {
             name: [float(value.mean()) for arrays in load_samples(into / name) for value in arrays.values()]
             for name in (SAMPLES, CALIBRATION)

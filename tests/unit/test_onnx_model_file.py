@@ -102,7 +102,7 @@ class TestPlain:
     def test_a_rewritten_model_has_the_values_of_external_data_and_keeps_them_beside_it(
         self, tmp_path: Path
     ) -> None:
-        from ci.lanes.onnx.parts import look
+        from ci.lanes.onnx.preparation import look
 
         path = with_external_data(tmp_path / "model.onnx")
         model = onnx.load(str(path), load_external_data=False)

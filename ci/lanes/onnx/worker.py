@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, ge
 
 from ci.explain.divergence import DivergenceLimits, DivergenceResult, ScriptRequest, keep_partial
 from ci.explain.losses import ScoreRequest
-from ci.lanes.onnx import parts, provider, searches
+from ci.lanes.onnx import parts, preparation, provider, searches
+from ci.lanes.onnx.comparison import Comparison, ModelOutputs
 from ci.lanes.onnx.model_file import (
     NotCompilable,
     digest_without_metadata,
@@ -42,7 +43,6 @@ from ci.lanes.onnx.orders import (
     RunReply,
     WantedRewrites,
 )
-from ci.lanes.onnx.parts import Comparison
 from ci.lanes.onnx.provider import NotOnProvider
 from ci.lanes.onnx.samples import (
     CALIBRATION,
@@ -139,7 +139,7 @@ def error_of(error: Exception, request: Mapping[str, object]) -> dict[str, objec
 def answer(order: OnnxOrder, work: Callable[..., Any], *arguments: Any, **keywords: Any) -> dict[str, object]:
     """Do a part of a task. The working folder is the suite's for preparing, which runs the user's code, and
     otherwise the user's."""
-    os.chdir(order.working_folder if work is parts.prepare else order.user_folder)
+    os.chdir(order.working_folder if work is preparation.prepare else order.user_folder)
     return to_json(work(order, *arguments, **keywords))
 
 
@@ -188,7 +188,7 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> Ans
 
 def _export(order: OnnxOrder, preparing: Preparing) -> ExportedModel:
     folder, case = empty_folder(order.exports / "prepared"), order.case
-    prepared = run_part(replace(order, into=folder), parts.prepare, preparing)
+    prepared = run_part(replace(order, into=folder), preparation.prepare, preparing)
     models.append((prepared, folder))
     model, samples = Path(prepared.model), (SAMPLES, CALIBRATION, EXPECTED)
     rows: Key = {
@@ -296,7 +296,7 @@ def _run_model(request: Mapping[str, object]) -> dict[str, object]:
 def _exported_file(request: Mapping[str, object]) -> dict[str, object]:
     order = read(ExportToFile, request)
     os.chdir(order.user_folder)
-    return to_json(parts.export_file(order))
+    return to_json(preparation.export_file(order))
 
 
 def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
@@ -304,8 +304,13 @@ def _metric_of(order: Mapping[str, object]) -> dict[str, object]:
     request = read(MetricRequest, order)
     os.chdir(request.working_folder)
     folder = request.outputs
-    compared = Comparison(arrays_in(folder / EXPECTED), arrays_in(folder / REFERENCE), non_finite=False)
-    return to_json(MetricFigures(compared.measured_by(request.function, arrays_in(folder / OUTPUTS))))
+    expected, reference = (
+        ModelOutputs(arrays_in(folder / EXPECTED)),
+        ModelOutputs(arrays_in(folder / REFERENCE)),
+    )
+    comparison = Comparison(expected, reference)
+    figures = comparison.figures_of_metric(request.function, arrays_in(folder / OUTPUTS))
+    return to_json(MetricFigures(figures))
 
 
 export = _task(_export, Preparing)

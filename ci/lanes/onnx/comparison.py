@@ -1,0 +1,163 @@
+"""Compare what a program gave with the outputs of the float model and of the quantized model on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+
+from ci.explain.index_choices import CHOOSERS, choices_of
+from ci.explain.losses import BeyondHalf, beyond_in_words
+from ci.lanes.onnx.model_file import load_graph
+from ci.lanes.onnx.orders import Accuracy
+from ci.lanes.onnx.samples import ModelFiles
+from ci.lanes.onnx.searches import graph_of
+from ci.models.inputs import Array, Sample
+from ci.suite.accuracy import (
+    OF_A_DRAW,
+    Pair,
+    Unusable,
+    compare,
+    compare_with_slices,
+    each_sample_db,
+    missed_thresholds,
+    pair_of_choice,
+    side_by_side,
+)
+from ci.suite.findings import BEYOND_FIX, below_usual
+from ci.suite.suite_file import Thresholds
+from provisioning.base.errors import CheckFailed
+
+FIXES = {
+    "shape": "pad it in the model to a fixed size, so that HTP gives what the CPU gives",
+    "not-finite": "try --precision 16a8w",
+    "reference-not-finite": "look for divisions and logarithms in the model, or give inputs"
+    " that it is made for: --calibrate DIR",
+}
+"""It maps the rule of outputs that cannot be compared to what may be done."""
+
+NO_PAIRS: list[Pair] = []
+
+
+@dataclass(frozen=True)
+class ChosenValues:
+    """Holds the values that an output's indices chose among, for each sample."""
+
+    values: Sequence[Array]
+    dim: int
+    noise: float
+
+
+@dataclass(frozen=True)
+class ModelOutputs:
+    """Holds what a model gives for each sample, as a program should give it."""
+
+    samples: Sequence[Sample]
+    chosen: Mapping[str, ChosenValues] = field(default_factory=dict)
+    """It has the outputs that are indices."""
+
+    def pairs(self, outputs: Sequence[Sample]) -> Iterator[Pair]:
+        """Pair these outputs with a program's; indices are paired with what they chose among."""
+        return chain.from_iterable(self.pairs_by_sample(outputs))
+
+    def pairs_by_sample(self, outputs: Sequence[Sample]) -> list[list[Pair]]:
+        """Return the pairs of each sample; there are none if nothing is expected."""
+        if not self.samples:
+            return []
+        rows = enumerate(zip(self.samples, outputs, strict=True))
+        return [self._pairs_of(number, expected, found) for number, (expected, found) in rows]
+
+    def plain_pairs(self, outputs: Sequence[Sample]) -> list[Pair]:
+        """Pair these outputs with a program's as they are, indices too."""
+        return list(ModelOutputs(self.samples).pairs(outputs))
+
+    def _pairs_of(self, number: int, expected: Sample, found: Sample) -> list[Pair]:
+        pairs = []
+        for name, array in expected.items():
+            title, other = f"output {name} of sample {number}", found[name]
+            among = self.chosen.get(name)
+            if among is None or array.shape != other.shape:
+                pairs.append(Pair(title, array, other, name))
+                continue
+            values = among.values[number]
+            pairs.append(pair_of_choice(title, array, other, name, values, dim=among.dim, noise=among.noise))
+        return pairs
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Holds the outputs that a program's are compared with."""
+
+    exact: ModelOutputs
+    """The float model gave these."""
+    reference: ModelOutputs
+    """The quantized model gave these; in float there are none."""
+    non_finite: bool = False
+    choosers: Sequence[str] = ()
+    """These operators compute indices that are outputs."""
+
+    def accuracy(
+        self, outputs: Sequence[Sample], kind: str, beyond: Callable[[], Sequence[BeyondHalf]]
+    ) -> Accuracy:
+        """Return the worst figures and the slices that are lost. If too much is lost, `beyond` is asked for
+        operators that leave fp16."""
+        if not self.exact.samples:
+            return Accuracy()
+        pairs, reference = self.exact.pairs(outputs), self.reference.pairs(outputs)
+        try:
+            figures, slices = compare_with_slices(pairs, reference, non_finite=self.non_finite)
+        except Unusable as error:
+            words = beyond_in_words(beyond())
+            message = f"the outputs cannot be compared: {error}"
+            if words:
+                raise CheckFailed(f"{message}; {words}", fix=BEYOND_FIX) from error
+            raise CheckFailed(message, fix=FIXES.get(error.rule, "")) from error
+        is_low = missed_thresholds(Thresholds(), figures, kind) or below_usual(kind, figures)
+        return Accuracy(figures, tuple(slices), tuple(beyond()) if is_low else ())
+
+    def each_draw(self, outputs: Sequence[Sample]) -> list[dict[str, float]]:
+        """Return, for each sample by itself, the figures that decide a word of the operator table."""
+        by_sample = zip_longest(
+            self.exact.pairs_by_sample(outputs), self.reference.pairs_by_sample(outputs), fillvalue=NO_PAIRS
+        )
+        draws = []
+        for pairs, reference in by_sample:
+            figures = compare(pairs, reference, non_finite=self.non_finite)
+            draws.append({name: figure for name, figure in figures.items() if name in OF_A_DRAW})
+        return draws
+
+    def each_db(self, outputs: Sequence[Sample]) -> list[float]:
+        """Return the SQNR of each sample against the float model."""
+        count = len(self.exact.samples)
+        return each_sample_db(self.exact.plain_pairs(outputs), count) if count else []
+
+    def figures_of_metric(self, metric: str, outputs: Sequence[Sample]) -> dict[str, float]:
+        """Return the figures of the user's own metric."""
+        pairs, reference = self.exact.plain_pairs(outputs), self.reference.plain_pairs(outputs)
+        return side_by_side(metric, pairs, reference, len(self.exact.samples))
+
+
+def comparison_of(files: ModelFiles, samples: Sequence[Sample], *, non_finite: bool) -> Comparison:
+    """Return what a program's outputs are compared with: the float model's outputs and, if there are any, the
+    quantized model's, both with the values that indices chose among."""
+    exact, reference = files.float_outputs(), files.reference()
+    if not samples or not _has_choosers(files):
+        return Comparison(ModelOutputs(exact), ModelOutputs(reference), non_finite)
+    floats = graph_of(files.source, samples)
+    quantized = graph_of(files.model, samples) if reference else None
+    names = [output.name for output in floats.model.graph.output]
+    chosen: dict[str, ChosenValues] = {}
+    chosen_by_quantized: dict[str, ChosenValues] = {}
+    choosers = []
+    for choice in choices_of(floats, quantized):
+        name = names[choice.output]
+        chosen[name] = ChosenValues(choice.exact, choice.dim, choice.noise)
+        chosen_by_quantized[name] = ChosenValues(choice.quantized, choice.dim, choice.noise)
+        choosers.append(f"{floats.nodes[choice.operator].kind} ({choice.operator})")
+    quantized_outputs = ModelOutputs(reference, chosen_by_quantized)
+    return Comparison(ModelOutputs(exact, chosen), quantized_outputs, non_finite, choosers)
+
+
+def _has_choosers(files: ModelFiles) -> bool:
+    """Whether the model must be read whole, with its weights, to know what its indices chose among."""
+    return any(node.op_type in CHOOSERS for node in load_graph(files.source).graph.node)
