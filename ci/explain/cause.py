@@ -12,15 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ci.explain.divergence import (
-    DIFFERS_DB,
-    MANY_ROUND,
-    STANDS_OUT,
-    DivergenceLimits,
-    DivergenceResult,
-    place_of,
-    verdict_of,
-)
+from ci.explain.cuts import STANDS_OUT
+from ci.explain.divergence import DIFFERS_DB, DivergenceLimits, DivergenceResult
+from ci.explain.divergence_text import MANY_ROUND, place_of, verdict_of
 from ci.explain.lane import AnyModelLane
 from ci.explain.losses import ScoreRequest, Scores
 from ci.explain.replay import BrokenStep, ReplayRequest

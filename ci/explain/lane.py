@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
-from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator, OperatorScript
+from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator
 from ci.explain.losses import Loss, ScoreRequest, Scores
+from ci.explain.operator_script import OperatorScript
 from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import Rewritten
 from ci.one_model.forecast import Forecasted

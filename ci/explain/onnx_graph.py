@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.explain.divergence import ARRAYS, ScriptRequest, arrays_source
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
+from ci.explain.operator_script import ARRAYS, ScriptRequest, arrays_source
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt
 from ci.suite.onnx_runtime import OnnxModel, run_on_cpu

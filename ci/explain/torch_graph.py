@@ -18,9 +18,9 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from ci.explain.divergence import ARRAYS, ScriptRequest, arrays_source
 from ci.explain.graph import CONSTANT, FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.explain.losses import Loss, losses_of
+from ci.explain.operator_script import ARRAYS, ScriptRequest, arrays_source
 from ci.explain.torch_values import (
     OwnErrors,
     Replaced,

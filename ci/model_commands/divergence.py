@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,19 +45,20 @@ def run(args: argparse.Namespace) -> int:
 
     model, choice = one_model_of(args, DIVERGENCE), choice_of(args)
     require_one_chip(model.selection)
-    write = model.options.write
-    script = Parser.user_folder() / write if write else None
-    if script:
+    script = None
+    if model.options.write:
+        script = Parser.user_folder() / model.options.write
         require_script(script)
-    about = [*choice.words, *model.traits]
-    return report_work(
-        DIVERGENCE, model, about, lambda report: find_divergence(model, choice, script, report)
-    )
+
+    def work(report: ModelReport) -> int:
+        return find_divergence(model, choice, script, report)
+
+    return report_work(DIVERGENCE, model, [*choice.words, *model.traits], work)
 
 
 def require_script(path: Path) -> None:
     """Refuse to overwrite a file that this command did not write as a script."""
-    from ci.explain.divergence import EXIT_CODES
+    from ci.explain.operator_script import EXIT_CODES
 
     new = path.parent.is_dir() and not path.exists()
     own = path.is_file() and EXIT_CODES in path.read_text(encoding="utf-8", errors="replace")
@@ -68,14 +70,13 @@ def require_script(path: Path) -> None:
 def find_divergence(model: OneModel, choice: Choice, script: Path | None, report: ModelReport) -> int:
     """Search for the operator, print what was found and what to do next, and write the script if the user
     asks for one."""
-    from ci.explain.divergence import fix_of, text_lines
-    from ci.work import to_json
+    from ci.explain.divergence_text import fix_of, text_lines
+    from ci.work.plain import to_json
     from provisioning.known_faults import NO_FIX
 
     program = model_lane(model).chosen_program(model, choice)
     if model.lane.draws_samples and model.typed and not model.options.calibrate:
-        note = "note: inputs are random; with real ones (--calibrate) other operators may differ"
-        sys.stderr.write(f"{note}\n")
+        sys.stderr.write("note: inputs are random; with real ones (--calibrate) other operators may differ\n")
     result = search(model, program)
     differs = result.sqnr_db < result.least
     operator = result.first if differs else None
@@ -86,8 +87,8 @@ def find_divergence(model: OneModel, choice: Choice, script: Path | None, report
         write_script(script, model, program, operator, result.least, report)
     elif script:
         print(f"{script.name} is not written: no operator differs")
-    trial = fix_of_trials(model, program, result) if operator else NO_FIX
-    fix = fix_of(result, lambda verb, *more: command_of(model, verb, *more), trial)
+    advice = fix_of_trials(model, program, result) if operator else NO_FIX
+    fix = fix_of(result, partial(command_of, model), advice)
     print(f"next: {fix}")
     if differs:
         say_finding(program.name, lines, fix, result, report)
@@ -99,9 +100,8 @@ def search(model: OneModel, program: Program) -> DivergenceResult:
     it."""
     from ci.explain.divergence import DIFFERS_DB, DivergenceLimits
 
-    thresholds = program.thresholds
-    of_suite = thresholds.reference_sqnr_db if thresholds else None
-    limits = DivergenceLimits(model.options.least or of_suite or DIFFERS_DB)
+    threshold = program.thresholds.reference_sqnr_db if program.thresholds else None
+    limits = DivergenceLimits(model.options.least or threshold or DIFFERS_DB)
     try:
         return model_lane(model).divergence_of(model, program, limits)
     except ToolkitError as error:
@@ -113,12 +113,12 @@ def search(model: OneModel, program: Program) -> DivergenceResult:
 
 
 def command_of(model: OneModel, verb: str, *more: str) -> str:
-    """The command for the same model; empty for a suite's program, whose model may have arguments."""
+    """Return the command for the same model; empty for a suite's program, whose model may have arguments."""
     return model.command(verb, model.selection.soc, *more) if model.typed else ""
 
 
 def fix_of_trials(model: OneModel, program: Program, result: DivergenceResult) -> str:
-    """The fixes that helped; for a suite's program, the command that tries some."""
+    """Return the fixes that helped; for a suite's program, the command that tries some."""
     from ci.explain.cause import divergence_cause
     from ci.explain.lane import outcome_of
     from ci.explain.trials import try_fixes
@@ -140,7 +140,6 @@ def write_script(
     report: ModelReport,
 ) -> None:
     """Write a script with the operator and its inputs, and print what it shows."""
-
     cut_out = model_lane(model).script_of(model, program, operator, least)
     script.write_text(cut_out.text, encoding="utf-8")
     report.wrote([script])

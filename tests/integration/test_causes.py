@@ -49,7 +49,7 @@ def test_a_weight_and_an_input_beyond_fp16_are_named_and_a_mask_that_is_added_is
 
 
 def test_a_node_whose_operand_is_wrong_adds_nothing_of_its_own() -> None:
-    from ci.explain.divergence import outputs_with_error
+    from ci.explain.cuts import outputs_with_error
     from ci.explain.torch_graph import TorchGraph
 
     sample = (torch.rand(4, 3) + 1,)

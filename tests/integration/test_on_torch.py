@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import qnn_ci
-from ci.explain.divergence import SCRIPT_JUDGE
+from ci.explain.operator_script import SCRIPT_JUDGE
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.measure import genie_windows
 from ci.lanes.llm.text import prefix_lengths, prefixes_of

@@ -16,11 +16,10 @@ from ci.explain.divergence import (
     DivergenceLimits,
     DivergenceResult,
     DivergentOperator,
-    fix_of,
     keep_partial,
     remains_of,
-    text_lines,
 )
+from ci.explain.divergence_text import fix_of, text_lines
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt

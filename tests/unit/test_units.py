@@ -9,7 +9,7 @@ import pefile
 import pytest
 from elftools.elf.enums import ENUM_E_MACHINE, ENUM_P_TYPE_BASE
 
-from ci.explain.divergence import FEW_STEPS, HALF_ROUNDS, HALF_STEP, LEAST_HALF
+from ci.explain.cuts import FEW_STEPS, HALF_ROUNDS, HALF_STEP, LEAST_HALF
 from ci.lanes.llm.decoder import LARGEST_HALF
 from ci.signing.elf_headers import EM_HEXAGON, PT_LOAD, PT_NULL
 from ci.suite.accuracy import HALF_MOST

@@ -15,16 +15,10 @@ from ci.explain.audit import (
     AuditRows,
     NoProgram,
 )
-from ci.explain.divergence import (
-    DivergenceLimits,
-    DivergenceResult,
-    DivergentOperator,
-    OperatorScript,
-    ScriptRequest,
-    remains_of,
-)
+from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator, remains_of
 from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
+from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import ModelRewrite, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES

@@ -17,16 +17,10 @@ from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
 from executorch.exir import ExecutorchBackendConfig
 
-from ci.explain.divergence import (
-    Divergence,
-    DivergenceResult,
-    OperatorScript,
-    ScriptRequest,
-    keep_partial,
-    proved_script,
-)
+from ci.explain.divergence import Divergence, DivergenceResult, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
+from ci.explain.operator_script import OperatorScript, ScriptRequest, proved_script
 from ci.explain.replay import ReplayRequest
 from ci.explain.rewriting import ModelRewrite
 from ci.explain.torch_all_rewrites import BY_NAME

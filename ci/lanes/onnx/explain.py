@@ -7,16 +7,10 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from ci.explain.audit import AuditRow, AuditRows, NoProgram
-from ci.explain.divergence import (
-    DivergenceLimits,
-    DivergenceResult,
-    DivergentOperator,
-    OperatorScript,
-    ScriptRequest,
-    remains_of,
-)
+from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator, remains_of
 from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
+from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import ModelRewrite, Rewritten
 from ci.lanes.onnx.model_file import REWRITTEN, GraphProblem

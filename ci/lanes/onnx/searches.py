@@ -12,18 +12,12 @@ from pathlib import Path
 
 import onnx
 
-from ci.explain.divergence import (
-    Divergence,
-    DivergenceLimits,
-    DivergenceResult,
-    OperatorScript,
-    ScriptRequest,
-    proved_script,
-)
+from ci.explain.divergence import Divergence, DivergenceLimits, DivergenceResult
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
 from ci.explain.onnx_rewrites import RepairedOnnx
+from ci.explain.operator_script import OperatorScript, ScriptRequest, proved_script
 from ci.explain.rewriting import ModelRewrite, needs_of
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.model_file import (

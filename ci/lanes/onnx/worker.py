@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_type_hints
 
-from ci.explain.divergence import DivergenceLimits, DivergenceResult, ScriptRequest, keep_partial
+from ci.explain.divergence import DivergenceLimits, DivergenceResult, keep_partial
 from ci.explain.losses import ScoreRequest
+from ci.explain.operator_script import ScriptRequest
 from ci.lanes.onnx import parts, preparation, provider, searches
 from ci.lanes.onnx.comparison import Comparison, ModelOutputs
 from ci.lanes.onnx.model_file import (
