@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional
 
-from ci.explain.rewriting import HTP_DIMENSIONS, merge, product_of
+from ci.explain.einsum import product_of
+from ci.explain.permutation import HTP_DIMENSIONS, merge_dimensions
 from ci.explain.torch_rewriting import NodeMatch, Registry, RepairedModule
 
 aten: Any = torch.ops.aten
@@ -211,7 +212,7 @@ def fewer_dimensions(model: RepairedModule, node: Node) -> NodeMatch | None:
     first, order = transpose.args[0], [axis % len(axes) for axis in axes]
     if not isinstance(first, Node) or len(order) <= HTP_DIMENSIONS or first.target not in RESHAPES:
         return None
-    (sizes, fewer), shape = merge(shape_of(model, first), order), shape_of(model, node)
+    (sizes, fewer), shape = merge_dimensions(shape_of(model, first), order), shape_of(model, node)
     operands = (first.all_input_nodes[0],)
     return NodeMatch(node, operands, lambda x: x.reshape(sizes).permute(fewer).reshape(shape))
 

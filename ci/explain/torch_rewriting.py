@@ -14,7 +14,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 
-from ci.explain.rewriting import Batch, Match, Need, Repaired, prove
+from ci.explain.proof import Batch, prove
+from ci.explain.rewriting import Match, Need, Repaired
 from ci.explain.torch_values import Tensors, values_of
 from ci.models.factory import REMOVED_BY, computed_weights, copy_sample, run_copied
 from ci.models.inputs import Array

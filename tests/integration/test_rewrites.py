@@ -14,9 +14,11 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
-from ci.explain import onnx_rewrites, torch_rewriting
-from ci.explain.onnx_rewrites import OnnxMatch, Writer
-from ci.explain.rewriting import Need, NotTheSame, needs_of
+from ci.explain import onnx_rewriting, torch_rewriting
+from ci.explain.onnx_rewrites import REWRITES
+from ci.explain.onnx_rewriting import OnnxMatch, Writer
+from ci.explain.proof import NotTheSame
+from ci.explain.rewriting import Need, needs_of
 from ci.explain.torch_all_rewrites import BY_NAME
 from provisioning.known_faults import load_faults, load_fixes, words_of
 from tests.support.repaired_nets import NETS, Net, weight_normed
@@ -167,15 +169,15 @@ def sample_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in TEXTS if name != onnx_rewrites.FOLDED])
+@pytest.mark.parametrize("name", [name for name in TEXTS if name != onnx_rewriting.FOLDED])
 def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refused(
     name: str,
 ) -> None:
     model = model_of(name)
     sample = sample_of(model)
-    repaired = onnx_rewrites.RepairedOnnx(model, [sample, sample])
+    repaired = onnx_rewriting.RepairedOnnx(model, [sample, sample], REWRITES)
     repaired.apply([])
-    matches = list(onnx_rewrites.REWRITES[name](repaired))
+    matches = list(REWRITES[name](repaired))
 
     def larger(put: Writer, result: str) -> str:
         return put("Mul", result, put.constant(1.01))
@@ -197,14 +199,14 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
             repaired.replacement(replace(match, write=broken), need(name), values)
     repaired.apply([need(name)])
     assert matches and [change.refused for change in repaired.changes] == [""] * len(matches)
-    assert not list(onnx_rewrites.REWRITES[name](repaired))
+    assert not list(REWRITES[name](repaired))
 
 
 def test_an_if_with_a_constant_condition_leaves_one_branch() -> None:
-    model = model_of(onnx_rewrites.FOLDED)
+    model = model_of(onnx_rewriting.FOLDED)
     sample = sample_of(model)
-    repaired = onnx_rewrites.RepairedOnnx(model, [sample])
-    repaired.apply([need(onnx_rewrites.FOLDED)])
+    repaired = onnx_rewriting.RepairedOnnx(model, [sample], REWRITES)
+    repaired.apply([need(onnx_rewriting.FOLDED)])
     assert [change.refused for change in repaired.changes] == [""]
     assert [node.op_type for node in repaired.model.graph.node] == ["Relu", "Neg"]
 
@@ -240,11 +242,11 @@ def test_a_model_that_is_folded_to_another_is_refused(monkeypatch: pytest.Monkey
         next(node for node in folded.graph.node if node.op_type == "Neg").op_type = "Abs"
         return folded
 
-    optimize = onnx_rewrites.optimize
-    monkeypatch.setattr(onnx_rewrites, "optimize", other)
-    model = model_of(onnx_rewrites.FOLDED)
-    repaired = onnx_rewrites.RepairedOnnx(model, [sample_of(model)])
-    repaired.apply([need(onnx_rewrites.FOLDED)])
+    optimize = onnx_rewriting.optimize
+    monkeypatch.setattr(onnx_rewriting, "optimize", other)
+    model = model_of(onnx_rewriting.FOLDED)
+    repaired = onnx_rewriting.RepairedOnnx(model, [sample_of(model)], REWRITES)
+    repaired.apply([need(onnx_rewriting.FOLDED)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
 
@@ -262,8 +264,8 @@ def test_a_build_without_the_fault_needs_no_rewrite_and_is_told_so() -> None:
 
 
 def test_each_row_of_the_table_names_a_rewrite_that_is_there_and_each_fault_has_a_row() -> None:
-    there = {*BY_NAME, torch_rewriting.WEIGHTS, *onnx_rewrites.REWRITES}
+    there = {*BY_NAME, torch_rewriting.WEIGHTS, *REWRITES}
     named = {fix.rewrite for fix in load_fixes() if fix.rewrite}
-    assert named == there | {onnx_rewrites.FOLDED}
+    assert named == there | {onnx_rewriting.FOLDED}
     assert {fault.id for fault in load_faults()} <= {fix.rule for fix in load_fixes()}
     assert {*NETS, torch_rewriting.WEIGHTS, *TEXTS} == named

@@ -16,7 +16,8 @@ from ci.explain.divergence import Divergence, DivergenceLimits, DivergenceResult
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import BeyondHalf, beyond_of, losses_of
 from ci.explain.onnx_graph import QUANTIZERS, OnnxGraph
-from ci.explain.onnx_rewrites import RepairedOnnx
+from ci.explain.onnx_rewrites import REWRITES
+from ci.explain.onnx_rewriting import RepairedOnnx
 from ci.explain.operator_script import OperatorScript, ScriptRequest, proved_script
 from ci.explain.rewriting import ModelRewrite, needs_of
 from ci.lanes.onnx import provider
@@ -99,7 +100,7 @@ def rewrite(order: OnnxOrder, files: ModelFiles, choice: WantedRewrites) -> Mode
         message = f"{order.case.model} is already quantized, but rewrites need a float model"
         raise CheckFailed(message, fix="name the float model")
     samples = [*files.samples(), *files.calibration()][:COMPARED]
-    repaired = RepairedOnnx(model, samples, places_of(files.source))
+    repaired = RepairedOnnx(model, samples, REWRITES, places_of(files.source))
     versions = {"qnn": version_in(installed_build()), "onnxruntime-qnn": version("onnxruntime-qnn")}
     repaired.apply(needs_of(order.run.precision, "onnx", versions, choice.rules))
     if repaired.rewritten:
