@@ -118,5 +118,6 @@ def _matrix_sizes(
 ) -> list[int]:
     """Return the sizes of a batch of matrices; several letters make one dimension of a matrix."""
     batch_sizes = [sizes[letter] for letter in batch]
-    matrix_sizes = [math.prod(sizes[letter] for letter in letters) for letters in (rows, columns)]
-    return [*batch_sizes, *matrix_sizes]
+    row_count = math.prod(sizes[letter] for letter in rows)
+    column_count = math.prod(sizes[letter] for letter in columns)
+    return [*batch_sizes, row_count, column_count]

@@ -69,7 +69,7 @@ def _stands_alone(_: RepairedModule, node: Node) -> bool:
     return not absorbs and node.args[5] is False
 
 
-def _by_channel(values: Tensor, x: Tensor) -> Tensor:
+def _spread_channels(values: Tensor, x: Tensor) -> Tensor:
     """Reshape values by channel so that they are broadcast to x."""
     return values.reshape(-1, *[1] * (x.dim() - 2))
 
@@ -82,7 +82,7 @@ def _scale_and_shift(
     if weight is not None:
         scale = weight * scale
     shift = (0.0 if bias is None else bias) - mean.double() * scale
-    return x * _by_channel(scale.float(), x) + _by_channel(shift.float(), x)
+    return x * _spread_channels(scale.float(), x) + _spread_channels(shift.float(), x)
 
 
 @one("norm-as-scale-and-shift", aten.batch_norm.default, when=_stands_alone)
@@ -182,14 +182,14 @@ def product_for_linear(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight.reshape(1).clone()
 
 
-def _is_prelu_by_channel(model: RepairedModule, node: Node) -> bool:
+def _is_prelu_spread_channels(model: RepairedModule, node: Node) -> bool:
     """Whether each channel has its own slope, and no convolution absorbs it."""
     return model.value(node.args[1]).numel() > 1 and maker_of(node) not in CONVOLUTIONS
 
 
 @one("prelu-by-relus", aten.prelu.default, when=_is_prelu_by_channel)
 def prelu_by_relus(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.relu(x) - _by_channel(weight, x) * torch.relu(-x)
+    return torch.relu(x) - _spread_channels(weight, x) * torch.relu(-x)
 
 
 def _has_groups(_: RepairedModule, node: Node) -> bool:

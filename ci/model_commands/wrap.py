@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _wrap(context: Path, output: Path, selection: Selection, timeout: float) -> int:
     from ci.artifacts.program import ContextStrings, read
-    from ci.lanes.executorch.product import wrap
+    from ci.lanes.executorch.wrap import wrap
     from ci.one_model.output import file_line, keep_origins, require_own
 
     contents = read(context)

@@ -18,8 +18,8 @@ from ci.__main__ import VERBS
 from ci.inspect import verb as inspect_verb
 from ci.lanes.executorch import HEAD as PYTORCH
 from ci.lanes.executorch.model_options import ExecutorchOptions
-from ci.lanes.executorch.product import program_of, require_done
 from ci.lanes.executorch.steps import ExecutorchPlan
+from ci.lanes.executorch.typed_program import program_of, require_done
 from ci.models.inputs import GraphSignature, Tensor, order_files, read_inputs, shares_of
 from ci.models.user_model import modules_in, user_model, where_paths_begin
 from ci.one_model.model import OneModel

@@ -23,13 +23,7 @@ from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import ModelRewrite, Rewritten, needs_of
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.orders import ChipProgram, DivergenceOptions, Quantized, compiled_in
-from ci.lanes.executorch.product import (
-    plan_of_model,
-    program_of,
-    programs_of,
-    require_done,
-    stack_of,
-)
+from ci.lanes.executorch.product import stack_of
 from ci.lanes.executorch.stage import chosen_programs
 from ci.lanes.executorch.steps import (
     ExecutorchPlan,
@@ -40,6 +34,7 @@ from ci.lanes.executorch.steps import (
     worker_step,
 )
 from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.lanes.executorch.typed_program import plan_of_model, program_of, programs_of, require_done
 from ci.one_model.model import OneModel
 from ci.operators import Traits
 from ci.operators.faults import faults_in, versions_of

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ci.explain.lane import ModelLane
-from ci.lanes.executorch import HEAD, explain, product
+from ci.lanes.executorch import HEAD, explain
 from ci.lanes.executorch.findings import only_library_missing
+from ci.lanes.executorch.product import product_of, quantize_model
+from ci.lanes.executorch.run_program import run_program
 from ci.lanes.executorch.stage import (
     compiled_results,
     jobs_of,
@@ -18,6 +20,7 @@ from ci.lanes.executorch.stage import (
 )
 from ci.lanes.executorch.steps import COMPILED, EMULATION, LOWERING, RAN, plan_of_suite
 from ci.lanes.executorch.suite import SUITES
+from ci.lanes.executorch.typed_program import plan_to_compile, programs_of
 from ci.suite.lane import LaneStep, StageJudgement
 
 STEPS = (LaneStep(COMPILED, compiled_results), LaneStep(RAN, run_results))
@@ -47,11 +50,11 @@ LANE = ModelLane(
             remarks=remarks_of_emulation,
         ),
     ),
-    programs=product.programs_of,
-    model_plan=product.plan_to_compile,
+    programs=programs_of,
+    model_plan=plan_to_compile,
     model_steps=STEPS,
-    product=product.product_of,
-    run_program=product.run_program,
-    quantized=product.quantize_model,
+    product=product_of,
+    run_program=run_program,
+    quantized=quantize_model,
     searches=explain,
 )
