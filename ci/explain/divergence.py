@@ -20,9 +20,7 @@ from ci.explain.losses import FOREVER
 from ci.explain.worst_drop import worst_drop
 from ci.models.model_lines import OperatorAt
 from ci.operators import Traits
-from ci.work.outcome import Failure
-from ci.work.plain import Facts
-from ci.work.request import irrelevant
+from ci.work import Facts, Failure, irrelevant
 from provisioning.base.files import replace_text
 from provisioning.known_faults import SuspectedFault
 

@@ -182,7 +182,7 @@ def product_for_linear(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight.reshape(1).clone()
 
 
-def _is_prelu_spread_channels(model: RepairedModule, node: Node) -> bool:
+def _is_prelu_by_channel(model: RepairedModule, node: Node) -> bool:
     """Whether each channel has its own slope, and no convolution absorbs it."""
     return model.value(node.args[1]).numel() > 1 and maker_of(node) not in CONVOLUTIONS
 

@@ -71,7 +71,7 @@ def find_divergence(model: OneModel, choice: Choice, script: Path | None, report
     """Search for the operator, print what was found and what to do next, and write the script if the user
     asks for one."""
     from ci.explain.divergence_text import fix_of, text_lines
-    from ci.work.plain import to_json
+    from ci.work import to_json
     from provisioning.known_faults import NO_FIX
 
     program = model_lane(model).chosen_program(model, choice)

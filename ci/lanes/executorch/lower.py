@@ -50,8 +50,7 @@ from ci.operators.partition import (
     left_on_cpu,
     partition_of,
 )
-from ci.work.child import printed_so_far, text_since
-from ci.work.outcome import trouble_of_error
+from ci.work import printed_so_far, text_since, trouble_of_error
 from provisioning.base.commands import join_fixes
 
 SEGMENT_ALIGNMENT = 4096

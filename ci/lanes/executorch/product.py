@@ -45,8 +45,7 @@ from ci.operators import CpuOperator
 from ci.suite.accuracy import Inferences, against_in_words, describe_figures
 from ci.suite.findings import BEYOND_FIX, AccuracyOfModel, Evidence, verdict_of_one_model
 from ci.suite.precision import refuse_floats
-from ci.work.outcome import Result
-from ci.work.plain import to_json
+from ci.work import Result, to_json
 from provisioning.base import answer
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed

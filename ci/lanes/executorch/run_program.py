@@ -16,7 +16,7 @@ from ci.one_model.named_files import require_program
 from ci.one_model.output import Ran
 from ci.suite.runner import call_runner, ready_runner
 from ci.suite.stage import ready_environment
-from ci.work.child import closed_environment
+from ci.work import closed_environment
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

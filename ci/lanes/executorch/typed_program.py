@@ -30,7 +30,7 @@ from ci.suite.precision import scheme_named
 from ci.suite.programs import NO_SUITE
 from ci.suite.runner import ready_runner
 from ci.suite.suite_file import precision_file_of
-from ci.work.outcome import Result
+from ci.work import Result
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.option_fields import suite_values

@@ -12,9 +12,7 @@ from ci.lanes.executorch.steps import (
     home_of,
 )
 from ci.suite.stage import use_executorch
-from ci.work.child import closed_environment
-from ci.work.outcome import Refused
-from ci.work.schedule import asking
+from ci.work import Refused, asking, closed_environment
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replacing

@@ -51,8 +51,7 @@ from ci.operators import CpuOperator
 from ci.suite.accuracy import FLOAT_KIND
 from ci.suite.onnx_runtime import fold_constants, installed_build, run_on_cpu
 from ci.suite.precision import Precision, precision_named
-from ci.work.plain import to_json
-from ci.work.request import Nothing
+from ci.work import Nothing, to_json
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import empty_folder, hash_file
