@@ -16,9 +16,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ci.parity.cmake_texts import commands
 from ci.parity.tree import NotEvaluated, Tree, TreePlace, is_python, normal
@@ -343,6 +344,7 @@ def _wait(running: Sequence[subprocess.Popen[bytes]], projects: Sequence[Configu
 def _read(
     process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree, project: ConfigureInput
 ) -> Trace:
+    """Read what CMake wrote while it configured a project."""
     errors = (work / f"errors{number}").read_text(encoding="utf-8", errors="replace")
     file = work / f"trace{number}"
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
@@ -350,52 +352,106 @@ def _read(
         last = errors.strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
         raise EnvironmentLacking(f"CMake gives no trace: {last[0]}", fix=_FIX)
     local = _localiser(work, number)
-    outer = json.dumps(f"{work}/source/CMakeLists.txt")
-    trace = Trace()
-    folders: list[tuple[int, str]] = []
-    of_tree = False
+    reader = _TraceReader(tree)
+    for row in _rows_of_trace(lines, f"{work}/source/CMakeLists.txt"):
+        reader.add(_executed_command(row, local))
+    trace = reader.trace
+    trace.troubles += _errors(errors, tree, local, project)
+    if not trace.complete and not trace.troubles:
+        trace.troubles.append(_stopped(trace, project))
+    return trace
+
+
+def _stopped(trace: Trace, project: ConfigureInput) -> NotEvaluated:
+    place = trace.events[-1].place if trace.events else TreePlace(project.entries[0], 1)
+    why = f"CMake was stopped after {project.seconds:.0f} s or {project.size >> 20} MB: a loop without end?"
+    return NotEvaluated(place, place.file, why)
+
+
+def _rows_of_trace(lines: Iterable[str], outer: str) -> Iterator[dict[str, Any]]:
+    """Parse the lines that matter: most are of CMake's own modules, or of the project around the tree, whose
+    file is `outer`."""
+    outer_in_json = json.dumps(outer)
     for line in lines:
         if not line.startswith("{") or not line.endswith("}"):
             continue  # The last line of a process that was killed.
         if "/source/" not in line and UNKNOWN not in line:
             continue  # CMake's own modules.
-        if outer in line and not any(word in line for word in _OF_OUTER):
+        if outer_in_json in line and not any(word in line for word in _OF_OUTER):
             continue
-        data = json.loads(line)
-        if "cmd" not in data:
-            continue
-        depth, path = data["global_frame"], local(data["file"])
-        command = data["cmd"].lower()
-        args = tuple(local("\0".join(data["args"])).split("\0")) if data["args"] else ()
-        while folders and depth <= folders[-1][0]:
-            folders.pop()
-        if command == "set" and args[1:2] == (UNKNOWN,):
-            trace.unknown.add(args[0])
-        if path == f"{SOURCE}/CMakeLists.txt":
-            if command == "qnn_ci_known":
-                trace.variables, of_tree = frozenset(args[0].split(";")), True
-            elif command == "qnn_ci_target":
-                values = zip(("NAME", "HEADERS", "DEFINITIONS", "FLAGS", *PROPERTIES), args, strict=True)
-                trace.targets.append(dict(values))
-            elif command == "message" and args[-1] == _END:
-                trace.complete = True
-        elif of_tree and path.startswith(f"{SOURCE}/"):
-            folder = folders[-1][1] if folders else ""
-            evaluated = _EVALUATED.fullmatch(path)
-            path, number_of_line = (evaluated[1], int(evaluated[2])) if evaluated else (path, data["line"])
-            if _tree_path(path) in tree.files and path != f"{SOURCE}/CMakeLists.txt":
-                trace.events.append(ExecutedCommand(command, args, _tree_path(path), number_of_line, folder))
-        if command == "add_subdirectory" and args:
-            child = tree_path(args[0], folders[-1][1] if folders else "")
-            folders.append((depth, child if child is not None else ""))
-    trace.troubles += _errors(errors, tree, local, project)
-    if not trace.complete and not trace.troubles:
-        place = trace.events[-1].place if trace.events else TreePlace(project.entries[0], 1)
-        why = (
-            f"CMake was stopped after {project.seconds:.0f} s or {project.size >> 20} MB: a loop without end?"
-        )
-        trace.troubles.append(NotEvaluated(place, place.file, why))
-    return trace
+        row = json.loads(line)
+        if "cmd" in row:
+            yield row
+
+
+@dataclass(frozen=True, slots=True)
+class _TracedCommand:
+    """A command as the trace has it, with SOURCE and BINARY in place of this machine's directories."""
+
+    command: str
+    args: tuple[str, ...]
+    path: str
+    line: int
+    depth: int
+    """How many files and functions it is inside of."""
+
+
+def _executed_command(row: Mapping[str, Any], local: Callable[[str], str]) -> _TracedCommand:
+    path, line = local(row["file"]), row["line"]
+    if evaluated := _EVALUATED.fullmatch(path):
+        path, line = evaluated[1], int(evaluated[2])
+    # One call for all arguments: a trace has some 100,000 commands.
+    args = tuple(local("\0".join(row["args"])).split("\0")) if row["args"] else ()
+    return _TracedCommand(row["cmd"].lower(), args, path, line, row["global_frame"])
+
+
+class _TraceReader:
+    """Makes a Trace of the commands, in their order.
+
+    The project around the tree runs commands whose arguments are for us: which variables had a value before
+    the tree's first command, the properties of each target, and that CMake came to its end."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.trace = Trace()
+        self._tree = tree
+        self._folders: list[tuple[int, str]] = []
+        """The directories that CMake is in, each with the depth of the command that entered it."""
+        self._has_begun = False
+        """Whether the tree's own commands are running."""
+
+    @property
+    def _folder(self) -> str:
+        return self._folders[-1][1] if self._folders else ""
+
+    def add(self, traced: _TracedCommand) -> None:
+        while self._folders and traced.depth <= self._folders[-1][0]:
+            self._folders.pop()
+        if traced.command == "set" and traced.args[1:2] == (UNKNOWN,):
+            self.trace.unknown.add(traced.args[0])
+        if traced.path == f"{SOURCE}/CMakeLists.txt":
+            self._add_answer(traced)
+        elif self._has_begun and traced.path.startswith(f"{SOURCE}/"):
+            self._add_event(traced)
+        if traced.command == "add_subdirectory" and traced.args:
+            self._folders.append((traced.depth, tree_path(traced.args[0], self._folder) or ""))
+
+    def _add_answer(self, traced: _TracedCommand) -> None:
+        """Read a command of the project around the tree."""
+        if traced.command == "qnn_ci_known":
+            self.trace.variables = frozenset(traced.args[0].split(";"))
+            self._has_begun = True
+        elif traced.command == "qnn_ci_target":
+            names = ("NAME", "HEADERS", "DEFINITIONS", "FLAGS", *PROPERTIES)
+            self.trace.targets.append(dict(zip(names, traced.args, strict=True)))
+        elif traced.command == "message" and traced.args[-1] == _END:
+            self.trace.complete = True
+
+    def _add_event(self, traced: _TracedCommand) -> None:
+        """Keep a command of the tree."""
+        file = _tree_path(traced.path)
+        if file in self._tree.files and traced.path != f"{SOURCE}/CMakeLists.txt":
+            event = ExecutedCommand(traced.command, traced.args, file, traced.line, self._folder)
+            self.trace.events.append(event)
 
 
 def _localiser(work: Path, number: int) -> Callable[[str], str]:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.settings import ROOT
@@ -168,13 +169,11 @@ contents: dict[str, FolderContent] = {}
 
 
 def content_of(folder: str, store: Path) -> FolderContent:
-    """Read a folder's content."""
+    """Return what a folder of distributions holds. Its files are read only if their stamps differ from those
+    that were kept, in its environment or in the store."""
     if folder not in contents:
         known = KnownFiles(folder, store)
-        if known.content is None:
-            known.content = _read_content(folder, known)
-            known.save()
-        contents[folder] = known.content
+        contents[folder] = known.content or known.read_content()
     return contents[folder]
 
 
@@ -250,37 +249,50 @@ class KnownFiles:
             rows[name] = [*self.files[name], digest]
         return rows
 
-    def save(self) -> None:
-        if self._is_settled and self.content is not None:
-            head = json.dumps({"state": self._state, "content": asdict(self.content)})
+    def read_content(self) -> FolderContent:
+        """Read what differs from the digests that were kept, and keep them for the next process."""
+        content = _compare_with_records(self._folder, self.files, self.read())
+        if self._is_settled:
+            head = json.dumps({"state": self._state, "content": asdict(content)})
             rows = json.dumps({name: self._digests[name] for name in self.files})
             # Not being able to write only means that bytes are read again, so this is no error.
             with contextlib.suppress(OSError):
                 replace_text(self._path, f"{head}\n{rows}\n")
+        return content
 
 
-def _read_content(folder: str, known: KnownFiles) -> FolderContent:
-    files, digests = known.files, known.read()
-    distributions, strays, names = {}, {}, set()
-    for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
-        rows = []
-        for name, algorithm, digest in _rows(f"{folder}/{record}"):
-            names.add(name)
-            if name.endswith(STARTUP) or name.rpartition("/")[2] in OF_INSTALLERS:
-                continue
-            rows.append(f"{name} {algorithm} {digest}")
-            if name not in files:
-                strays[name] = "absent"
-            elif algorithm != "sha256" or _record_digest(digests.get(name, "")) != digest:
-                strays[name] = digests.get(name, "unreadable")
+def _compare_with_records(
+    folder: str, files: Mapping[str, Stamp], digests: Mapping[str, str]
+) -> FolderContent:
+    """Compare the files of a folder with the RECORD of each distribution in it."""
+    distributions: dict[str, str] = {}
+    strays: dict[str, str] = {}
+    recorded: set[str] = set()
+    for record in files:
+        if not (record.endswith(".dist-info/RECORD") and record.count("/") == 1):
+            continue
+        rows = list(_rows(f"{folder}/{record}"))
+        recorded.update(row.name for row in rows)
+        counted = [row for row in rows if _counts_by_record(row.name)]
+        for row in counted:
+            if row.name not in files:
+                strays[row.name] = "absent"
+            elif not row.is_digest(digests.get(row.name, "")):
+                strays[row.name] = digests.get(row.name, "unreadable")
         title, _, version = record.partition(".dist-info")[0].rpartition("-")
-        text = "\n".join(sorted(rows))
+        text = "\n".join(sorted(f"{row.name} {row.algorithm} {row.digest}" for row in counted))
         distributions[title.lower().replace("_", "-")] = f"{version} {_digest(text)[:12]}"
-    for name in digests.keys() - names:
-        if not name.endswith((*STARTUP, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
+    for name in digests.keys() - recorded:
+        if _counts_by_record(name) and not name.endswith(".pyc"):
             strays[name] = digests[name]
-    startup_files = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTUP)))
-    return FolderContent(distributions, strays, startup_files)
+    startup_files = [name for name in files if "/" not in name and name.endswith(STARTUP)]
+    return FolderContent(distributions, strays, tuple(sorted(startup_files)))
+
+
+def _counts_by_record(name: str) -> bool:
+    """Whether a file counts by its row in a RECORD, or as a stray: not what installers write about
+    themselves, and not what Python runs when it starts, whose text counts."""
+    return not name.endswith(STARTUP) and name.rpartition("/")[2] not in OF_INSTALLERS
 
 
 @cache
@@ -306,17 +318,26 @@ def _entry_stamp(entry: os.DirEntry[str]) -> Stamp:
         return 0, 0, 0, 0
 
 
-def _rows(record: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, algorithm and digest of each file in this folder for which a RECORD has a digest."""
+class RecordRow(NamedTuple):
+    """A file in a RECORD, with the digest that it had when it was installed."""
+
+    name: str
+    algorithm: str
+    digest: str
+
+    def is_digest(self, digest: str) -> bool:
+        """Whether this is the file's digest in hexadecimal."""
+        encoded = base64.urlsafe_b64encode(bytes.fromhex(digest)).decode().rstrip("=")
+        return self.algorithm == "sha256" and encoded == self.digest
+
+
+def _rows(record: str) -> Iterator[RecordRow]:
+    """Yield a row for each file in this folder of which a RECORD has a digest."""
     with Path(record).open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
         for row in csv.reader(stream):
             if len(row) == 3 and row[1] and not row[0].startswith(("/", "../")):
                 algorithm, _, digest = row[1].partition("=")
-                yield row[0], algorithm, digest
-
-
-def _record_digest(digest: str) -> str:
-    return base64.urlsafe_b64encode(bytes.fromhex(digest)).decode().rstrip("=")
+                yield RecordRow(row[0], algorithm, digest)
 
 
 def _text(path: Path, places: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -180,39 +181,85 @@ def _name(item: pytest.Item, place: Path) -> str:
 def verdict_of(
     test: str, reports: Sequence[pytest.TestReport], touched: Sequence[str], parts: Sequence[Part]
 ) -> UpstreamVerdict:
-    """Return the outcome and its reason. A test that fails after it used an absent module is absent. If parts
-    are told apart, the worst of them decides, because upstream's skips hide bad tests."""
-    problems = [(_subtest(report), _error(report)) for report in reports if report.failed]
-    xfails = [report for report in reports if report.skipped and hasattr(report, "wasxfail")]
-    skipped = [report for report in reports if report.skipped and not hasattr(report, "wasxfail")]
-    outcome, reason = "passed", ""
-    absence = next((text for _, text in problems if text.startswith(NOT_HERE)), "")
-    tools = [
-        f"it starts {match[1]}, which {why}"
-        for _, text in problems
-        for error, why in NO_TOOL
-        if (match := error.search(text))
-    ]
-    if problems and (touched or absence or tools):
-        outcome = "absent"
-        reason = touched[0] if touched else absence.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
-    elif (result := adapters.worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
-        culprit = next(part for part in parts if part.result == result)
-        outcome, reason = OUTCOMES[result], f"{culprit.name} {culprit.error.strip()}".strip()
-        if result == "no_kernel":
-            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(culprit.cpu)}"
-    elif problems:
-        where, text = problems[0]
-        outcome, reason = "failed", f"{where} {text.splitlines()[-1]}".strip()
-        if reason == "Failed: Unexpected success":
-            reason = "ExecuTorch marks this test as failing, and it passed"
-    elif xfails:
-        outcome, reason = "expected_failure", xfails[0].wasxfail or "marked as failing by ExecuTorch"
-    elif skipped:
-        longrepr = skipped[0].longrepr
-        reason = longrepr[2] if isinstance(longrepr, tuple) else skipped[0].longreprtext
-        outcome, reason = "not_run", reason.removeprefix("Skipped: ")
-    return UpstreamVerdict(test, outcome, reason, tuple(problems), tuple(parts))
+    """Return the outcome of a test and its reason. `touched` are absent modules that it used.
+
+    The first of these that applies decides. The parts come before the reports, because upstream's skips hide
+    bad tests."""
+    problems = tuple((_subtest(report), _error(report)) for report in reports if report.failed)
+    ending = (
+        _absence(problems, touched)
+        or _ending_of_parts(parts, is_failed=bool(problems))
+        or _failure(problems)
+        or _expected_failure(reports)
+        or _skip(reports)
+        or Ending("passed")
+    )
+    return UpstreamVerdict(test, ending.outcome, ending.reason, problems, tuple(parts))
+
+
+class Ending(NamedTuple):
+    """How a test ended, and why."""
+
+    outcome: str
+    reason: str = ""
+
+
+Problems = Sequence[tuple[str, str]]
+"""The failed subtests, or the whole test under an empty name, each with its error."""
+
+
+def _absence(problems: Problems, touched: Sequence[str]) -> Ending | None:
+    """The ending of a test that failed because something is not installed here."""
+    if not problems:
+        return None
+    if touched:
+        return Ending("absent", touched[0])
+    for _, error in problems:
+        if error.startswith(NOT_HERE):
+            return Ending("absent", error.removeprefix(f"{NOT_HERE[1]}: "))
+    for _, error in problems:
+        for pattern, why in NO_TOOL:
+            if match := pattern.search(error):
+                return Ending("absent", f"it starts {match[1]}, which {why}")
+    return None
+
+
+def _ending_of_parts(parts: Sequence[Part], *, is_failed: bool) -> Ending | None:
+    """The ending that the worst part decides. None if the reports decide."""
+    result = adapters.worst(parts)
+    if result not in OUTCOMES or (is_failed and result in TESTS_NOTHING):
+        return None
+    culprit = next(part for part in parts if part.result == result)
+    reason = f"{culprit.name} {culprit.error.strip()}".strip()
+    if result == "no_kernel":
+        reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(culprit.cpu)}"
+    return Ending(OUTCOMES[result], reason)
+
+
+def _failure(problems: Problems) -> Ending | None:
+    if not problems:
+        return None
+    subtest, error = problems[0]
+    reason = f"{subtest} {error.splitlines()[-1]}".strip()
+    if reason == "Failed: Unexpected success":
+        reason = "ExecuTorch marks this test as failing, and it passed"
+    return Ending("failed", reason)
+
+
+def _expected_failure(reports: Sequence[pytest.TestReport]) -> Ending | None:
+    for report in reports:
+        if report.skipped and hasattr(report, "wasxfail"):
+            return Ending("expected_failure", report.wasxfail or "marked as failing by ExecuTorch")
+    return None
+
+
+def _skip(reports: Sequence[pytest.TestReport]) -> Ending | None:
+    for report in reports:
+        if report.skipped:
+            longrepr = report.longrepr
+            reason = longrepr[2] if isinstance(longrepr, tuple) else report.longreprtext
+            return Ending("not_run", reason.removeprefix("Skipped: "))
+    return None
 
 
 def part_of_report(report: pytest.TestReport, comparisons: Sequence[adapters.UpstreamComparison]) -> Part:
