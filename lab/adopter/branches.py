@@ -25,9 +25,6 @@ from provisioning.base.stage_run import StageRun
 
 FOLDER = MANIFESTS / "adopter"
 ACCEPTED = FOLDER / "accepted.json"
-TIMEOUT = "60"
-"""Seconds for a model: the endless one ends then."""
-
 _ANNOTATION = re.compile(r"::(error|warning) (.*?)::")
 _DIGEST = re.compile(r"-[0-9a-f]{8}(?=-|$)")
 
@@ -38,6 +35,8 @@ class Branch(Model):
     file: str = ""
     old: str = ""
     new: str = ""
+    timeout: int = 0
+    """Seconds for a model; 0 for the usual limit."""
 
 
 class AdopterBranches(Model):
@@ -85,7 +84,9 @@ def gated(name: str, branch: Branch, store: Path) -> Seen:
         workflow = repository / ".github/workflows/qnn.yml"
         workflow.parent.mkdir(parents=True)
         text = (MANIFESTS / "workflow.yml").read_text(encoding="utf-8")
-        workflow.write_text(f"{text}      timeout: '{TIMEOUT}'\n", encoding="utf-8")
+        if branch.timeout:
+            text += f"      timeout: '{branch.timeout}'\n"
+        workflow.write_text(text, encoding="utf-8")
         _git(repository, "init", "-q", "-b", "main")
         _commit(repository, "models")
         if branch.file:
