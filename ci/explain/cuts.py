@@ -14,7 +14,8 @@ from functools import cached_property
 
 from ci.explain.graph import FLOAT_MODEL, Arrays, Graph, Trial
 from ci.models.inputs import Array
-from ci.suite.accuracy import CLEARLY_DB, Pair, Unusable, least_sqnr_db
+from ci.suite.accuracy import Pair, Unusable, least_sqnr_db
+from ci.suite.figures import CLEARLY_DB
 from provisioning.base.units import EXACT_DB
 
 RUINED_DB = 1.0

@@ -8,7 +8,7 @@ from ci.explain.cuts import EVERY, LEAST_HALF
 from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.graph import FLOAT_MODEL
 from ci.models.model_lines import OperatorAt
-from ci.suite.accuracy import describe_figures
+from ci.suite.figures import describe_figures
 from provisioning.base.rendering import plural
 from provisioning.base.units import bound_in_decibels, format_decibels
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ci.explain.graph import Graph, Node
 from ci.models.inputs import Array
-from ci.suite.accuracy import tie_noise
+from ci.suite.index_choices import tie_noise
 
 CHOOSERS = frozenset(
     (

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from ci.explain.graph import CONSTANT, Graph, Node, groups_of
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
-from ci.suite.accuracy import EQUAL_DB, HALF_MOST
+from ci.suite.accuracy import HALF_MOST
+from ci.suite.figures import EQUAL_DB
 from ci.work import irrelevant
 from provisioning.base.units import align, format_decibels
 

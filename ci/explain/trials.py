@@ -17,7 +17,7 @@ from ci.explain.repair import fewest_of
 from ci.explain.rewriting import RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
-from ci.suite.accuracy import CLEARLY_DB
+from ci.suite.figures import CLEARLY_DB
 from ci.suite.precision import MORE_EXACT, written_name
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed, ToolkitError

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def goal_of(least: Floor | None, metric: str | None) -> Goal:
     from ci.explain.tune import Goal
-    from ci.suite.accuracy import METRIC
+    from ci.suite.figures import METRIC
 
     if least is None:
         fix = "--floor 0.9" if metric else "--floor 35dB"

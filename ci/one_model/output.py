@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from ci.one_model.named_files import RECORD, require_outputs
-from ci.suite.accuracy import Pair, Unusable, compare, describe_figures, missed_thresholds
+from ci.suite.accuracy import Pair, Unusable, compare
+from ci.suite.figures import describe_figures
+from ci.suite.limits import missed_thresholds
 from ci.suite.suite_file import Thresholds
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quote_command

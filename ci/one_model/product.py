@@ -16,7 +16,7 @@ from typing import TypeVar
 from ci.one_model.model import OneModel
 from ci.one_model.output import Publish, document_of, file_line, origin_of, require_own
 from ci.one_model.report import ModelReport
-from ci.suite.accuracy import against_nearest, describe_figures
+from ci.suite.figures import against_nearest, describe_figures
 from ci.suite.programs import Program
 from ci.suite.stage import Plan
 from ci.work import first_line, words_of

@@ -62,7 +62,7 @@ a cell in some viewers, and @ and : would still link."""
 
 def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     """Render the page. It links to files below `folder`, where it is written."""
-    from ci.suite.accuracy import FIGURES, LESS_IS_BETTER, cost_rule
+    from ci.suite.figures import FIGURES, LESS_IS_BETTER, cost_rule
 
     programs = programs_of(reports)
     at_programs = {finding for program in programs for finding in program.findings}

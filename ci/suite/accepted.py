@@ -15,15 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ci.suite.accuracy import (
-    FIGURES,
-    LESS_IS_BETTER,
-    below_floor,
-    cost_rule,
-    required_of,
-    round_figures,
-    round_to_worse,
-)
+from ci.suite.figures import FIGURES, LESS_IS_BETTER, cost_rule, round_figures, round_to_worse
+from ci.suite.limits import below_floor, required_of
 from ci.suite.suite_file import THRESHOLD_NAMES, Thresholds, accepted_path
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix

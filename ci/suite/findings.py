@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ci.models.inputs import InputsUsed
-from ci.suite import accuracy
+from ci.suite.figures import CLEARLY_DB, add_samples, against_nearest, describe_figures
+from ci.suite.limits import (
+    Missed,
+    below_floor,
+    bounds_of,
+    computed_otherwise,
+    is_mostly_mean,
+    missed_thresholds,
+    required_of,
+    usual_of,
+)
 from ci.suite.programs import NO_SUITE, Program
 from ci.suite.suite_file import Thresholds, accepted_path
 from ci.work import Result, field_of
@@ -32,13 +42,13 @@ def errors_of(subject: str, again: str) -> Callable[..., Finding]:
 
 def placeholder(program: Program, figures: Mapping[str, float], again: str) -> Iterator[Finding]:
     """Warn about thresholds that say little; the command `again` writes measured ones."""
-    thresholds, least = program.thresholds, accuracy.required_of(program.run.kind)["sqnr_db"]
+    thresholds, least = program.thresholds, required_of(program.run.kind)["sqnr_db"]
     if thresholds is None:
         return
     if thresholds.placeholder:
         message = "its thresholds are a placeholder: outputs that are all zero would pass"
     elif thresholds == Thresholds() and figures.get("sqnr_db", -math.inf) >= least:
-        words = accuracy.describe_figures(figures)
+        words = describe_figures(figures)
         message = f"it has no thresholds: {words}, and anything from {bound_in_decibels(least)} on would pass"
     else:
         return
@@ -113,19 +123,17 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def shown_thresholds(program: Program, figures: Mapping[str, float]) -> dict[str, Metric]:
-    return dict(accuracy.bounds_of(program.thresholds, figures, program.run.kind))
+    return dict(bounds_of(program.thresholds, figures, program.run.kind))
 
 
-def accepting(program: Program, misses: Sequence[accuracy.Missed]) -> str:
+def accepting(program: Program, misses: Sequence[Missed]) -> str:
     """Say how to accept misses that a better program does not fix; empty if there is nothing to say."""
     if names := [miss.figure for miss in misses if miss.figure in program.demanded]:
         return f"or change {', '.join(names)} of its thresholds in {program.suite}, by hand"
     if absent := [miss.figure for miss in misses if miss.value is None]:
         place = accepted_path(program.suite, program.profile)
         return f"remove the threshold of {', '.join(absent)} from {place}"
-    if accuracy.below_floor(
-        {miss.figure: miss.value for miss in misses if miss.value is not None}, program.run.kind
-    ):
+    if below_floor({miss.figure: miss.value for miss in misses if miss.value is not None}, program.run.kind):
         return f"if it cannot be better, write its thresholds into {program.suite}, by hand"
     return ""
 
@@ -151,11 +159,11 @@ class Causes:
     place: Place | None = None
     """The place of the first of these operators that has a line of the model."""
 
-    def suspected(self, misses: Sequence[accuracy.Missed], figures: Mapping[str, float]) -> Sequence[str]:
+    def suspected(self, misses: Sequence[Missed], figures: Mapping[str, float]) -> Sequence[str]:
         """The causes that were not proved on this program: known faults of the chip, which the quantized
         model on the CPU does not have, and where single operators' outputs show that quantizing loses
         most."""
-        of_chip = chip_differs(misses, figures) or not accuracy.against_nearest(figures)
+        of_chip = chip_differs(misses, figures) or not against_nearest(figures)
         if self.beyond:
             return []
         likely = self.faults if of_chip else filter(None, [self.losses])
@@ -168,7 +176,7 @@ BEYOND_FIX = (
 
 
 def accuracy_message(
-    misses: Sequence[accuracy.Missed],
+    misses: Sequence[Missed],
     figures: Mapping[str, float],
     causes: Causes = Causes(),
     each_db: Sequence[float] = (),
@@ -181,7 +189,7 @@ def accuracy_message(
     if all(miss.figure == SLICE for miss in misses):
         # An operator's output as a whole says nothing of it.
         return message
-    parts = [accuracy.add_samples(message, each_db)]
+    parts = [add_samples(message, each_db)]
     if chip_differs(misses, figures):
         parts.append("the program computes something else than the quantized model")
     parts.append(causes.beyond)
@@ -192,7 +200,7 @@ SLICE = "slice_sqnr_db"
 
 
 def accuracy_fix(
-    misses: Sequence[accuracy.Missed],
+    misses: Sequence[Missed],
     figures: Mapping[str, float],
     divergence: str,
     where: str,
@@ -213,13 +221,13 @@ def accuracy_fix(
 
 
 def _naming(
-    misses: Sequence[accuracy.Missed],
+    misses: Sequence[Missed],
     figures: Mapping[str, float],
     divergence: str,
     where: str,
     otherwise: str,
 ) -> str:
-    if chip_differs(misses, figures) or not accuracy.against_nearest(figures):
+    if chip_differs(misses, figures) or not against_nearest(figures):
         return Fix("{} names the operator that differs", divergence) if divergence else otherwise
     return Fix("{} names the operators where quantizing loses", where) if where else otherwise
 
@@ -246,7 +254,7 @@ def verdict_of_one_model(
     """Judge a program like a suite's program that has no thresholds of its own. An empty `divergence`, which
     is a command, means that the program is the quantized model itself."""
     all_figures = figures if divergence else {**figures, "reference_sqnr_db": math.inf}
-    low = accuracy.missed_thresholds(Thresholds(), all_figures, evidence.kind)
+    low = missed_thresholds(Thresholds(), all_figures, evidence.kind)
     misses = low or below_usual(evidence.kind, all_figures)
     wrong, warnings = list[Finding](), [*filter(None, [nearly_constant(figures, slices)])]
     if evidence.suspected and chip_differs(misses, all_figures):
@@ -267,11 +275,11 @@ def is_of_chip(figures: Mapping[str, float], kind: str) -> bool | None:
     """Whether the chip computes something else, rather than quantizing losing accuracy. None if the figures
     are healthy, if there are no floats, or if only a slice is lost: an operator's whole output says nothing
     about a slice."""
-    misses = accuracy.missed_thresholds(Thresholds(), figures, kind) or below_usual(kind, figures)
+    misses = missed_thresholds(Thresholds(), figures, kind) or below_usual(kind, figures)
     misses = [miss for miss in misses if miss.figure != SLICE]
     if "sqnr_db" not in figures or not misses:
         return None
-    return chip_differs(misses, figures) or not accuracy.against_nearest(figures)
+    return chip_differs(misses, figures) or not against_nearest(figures)
 
 
 PROVISIONAL = "provisional, on random inputs: "
@@ -289,15 +297,15 @@ class Evidence:
 
     def provisional(self, figures: Mapping[str, float]) -> bool:
         """Whether random inputs may be the only problem: the chip computes the model that it was given."""
-        return self.inputs.noise and not accuracy.computed_otherwise(figures, self.kind)
+        return self.inputs.noise and not computed_otherwise(figures, self.kind)
 
 
-def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed]:
+def below_usual(kind: str, figures: Mapping[str, float]) -> list[Missed]:
     """The figures that lose more than rounding usually costs, in float or on the chip. They deserve a
     warning."""
     return [
-        accuracy.Missed(name, bound, figures[name])
-        for name, bound in accuracy.usual_of(kind).items()
+        Missed(name, bound, figures[name])
+        for name, bound in usual_of(kind).items()
         if figures.get(name, math.inf) < bound
     ]
 
@@ -305,7 +313,7 @@ def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed
 def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
     """Explain a good figure that only shows that the mean of the outputs is exact; empty otherwise."""
     sqnr_db, variation_db = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
-    if not accuracy.is_mostly_mean(sqnr_db, variation_db):
+    if not is_mostly_mean(sqnr_db, variation_db):
         return ""
     message = (
         f"{format_decibels(sqnr_db)} SQNR, and {format_decibels(variation_db)} without the mean over the"
@@ -323,7 +331,7 @@ def below_usual_of(
     """Warn about figures below the usual ones, unless the suite accepts them or they miss a threshold too."""
     thresholds, misses = program.thresholds, below_usual(program.run.kind, figures)
     agreed = thresholds is None or thresholds.sqnr_db is not None
-    if misses and not agreed and not accuracy.missed_thresholds(thresholds, figures, program.run.kind):
+    if misses and not agreed and not missed_thresholds(thresholds, figures, program.run.kind):
         causes = causes_of()
         message = accuracy_message(misses, figures, causes)
         fix = accuracy_fix(misses, figures, divergence, "", causes=causes)
@@ -337,12 +345,12 @@ def constant_outputs(
         yield Finding("accuracy-constant", Severity.WARNING, program.name, message, again)
 
 
-def chip_differs(misses: Sequence[accuracy.Missed], figures: Mapping[str, float]) -> bool:
+def chip_differs(misses: Sequence[Missed], figures: Mapping[str, float]) -> bool:
     """Whether the program on the chip, rather than quantization, causes a miss."""
     reference = figures.get("reference_sqnr_db", math.inf)
     against = {miss.figure.startswith("reference") for miss in misses}
     # Nearer to the quantized model than to the float one: quantization is the cause.
-    follows = reference > figures.get("sqnr_db", math.inf) + accuracy.CLEARLY_DB
+    follows = reference > figures.get("sqnr_db", math.inf) + CLEARLY_DB
     if True in against:
         return not (False in against and follows)
     return not follows and any(

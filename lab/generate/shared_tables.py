@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from ci.lanes.llm import verdicts
-from ci.suite import accuracy
+from ci.suite import limits
 from ci.suite.lost_parts import WRONG_DB
 from provisioning.accepted_file import load_accepted
 from provisioning.base import toml
@@ -67,13 +67,13 @@ def llm_page() -> str:
 
 
 def _limits() -> str:
-    least, floats, quantized = accuracy.DEFAULT_FLOORS, "the float model", "the quantized model"
-    usual, usual_of_16_bits = accuracy.USUAL_OF_FLOAT_DB, accuracy.USUAL_OF_16_BITS_DB
-    in_float = accuracy.FLOORS_OF_FLOAT["sqnr_db"]
-    of_16_bits = accuracy.FLOORS_OF_16_BITS["reference_sqnr_db"]
+    least, floats, quantized = limits.DEFAULT_FLOORS, "the float model", "the quantized model"
+    usual, usual_of_16_bits = limits.USUAL_OF_FLOAT_DB, limits.USUAL_OF_16_BITS_DB
+    in_float = limits.FLOORS_OF_FLOAT["sqnr_db"]
+    of_16_bits = limits.FLOORS_OF_16_BITS["reference_sqnr_db"]
     integers = "`agreement`: the share of equal elements of an integer or boolean output, such as `argmax`"
     variation = "`variation_sqnr_db`: the SQNR of the outputs without their mean over all samples"
-    mean = f", and more than {accuracy.MEAN_DB:g} dB below `sqnr_db`"
+    mean = f", and more than {limits.MEAN_DB:g} dB below `sqnr_db`"
     top1 = "`top1`: the share of rows whose largest value is at the same index"
 
     def below(decibels: float) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from ci.operators.table import EXACT, WORST_FIRST, Case, Cell, OperatorTable
 from ci.suite.accepted import Recorded, load_baseline
-from ci.suite.accuracy import against_nearest, computed_otherwise
+from ci.suite.figures import against_nearest
+from ci.suite.limits import computed_otherwise
 from ci.suite.lost_parts import WRONG_DB
 from ci.suite.precision import ONNX_PRECISIONS
 from lab.onnx_operators.node_tests import SUITE, NodeTests, node_tests

@@ -10,7 +10,7 @@ from ci.lanes.upstream.accepted import AcceptedTests, Judge
 from ci.lanes.upstream.stage import UpstreamPlan
 from ci.lanes.upstream.suite import UpstreamVerdict
 from ci.operators.table import IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, key_of, shipped_table
-from ci.suite.accuracy import EQUAL_DB
+from ci.suite.figures import EQUAL_DB
 from lab.operators.cells import ALONE, result_of_form
 from lab.operators.records import PartsRecord, RecordedPart, record_of_run, recorded
 from lab.operators.suites import COMMAND, NEWER

@@ -24,8 +24,8 @@ from ci.lanes.executorch.orders import ran_in
 from ci.lanes.executorch.stage import measure
 from ci.lanes.executorch.steps import compile_programs
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
-from ci.suite.accuracy import TensorFile
 from ci.suite.runner import Runner
+from ci.suite.tensor_files import TensorFile
 from ci.work import outcome
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result

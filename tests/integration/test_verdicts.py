@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ci.suite.accuracy import DEFAULT_FLOORS
+from ci.suite.limits import DEFAULT_FLOORS
 from tests.support.lowering_suites import run, suite
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]

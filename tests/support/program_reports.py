@@ -8,7 +8,7 @@ from typing import Any
 from ci.lanes.registry import lanes_by_stage
 from ci.report.collect import LayersPart, PlacedOperators, ReportRow, TextFigure
 from ci.suite.accepted import COSTS
-from ci.suite.accuracy import FIGURES
+from ci.suite.figures import FIGURES
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import map_values
 from provisioning.base.rendering import LOG

@@ -12,7 +12,9 @@ import numpy
 import pytest
 
 from ci.suite.accepted import Baseline, baseline_in
-from ci.suite.accuracy import Among, Pair, compare, round_figures
+from ci.suite.accuracy import Pair, compare
+from ci.suite.figures import round_figures
+from ci.suite.index_choices import Among
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.errors import ManifestError
 

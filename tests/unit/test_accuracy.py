@@ -15,21 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ci.models.inputs import InputsUsed, drawn_compared
-from ci.suite.accuracy import (
-    Among,
-    Pair,
-    TensorFile,
-    Unusable,
-    below_floor,
-    compare,
-    compare_with_slices,
-    each_sample_db,
-    missed_thresholds,
-    read_pairs,
-    samples_in_words,
-    tie_noise,
-    usual_of,
-)
+from ci.suite.accuracy import Pair, Unusable, compare, compare_with_slices, each_sample_db
+from ci.suite.figures import samples_in_words
 from ci.suite.findings import (
     Causes,
     Evidence,
@@ -40,8 +27,11 @@ from ci.suite.findings import (
     placeholder,
     verdict_of_one_model,
 )
+from ci.suite.index_choices import Among, tie_noise
+from ci.suite.limits import below_floor, missed_thresholds, usual_of
 from ci.suite.precision import has_16_bit_activations
 from ci.suite.suite_file import Thresholds
+from ci.suite.tensor_files import TensorFile, read_pairs
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.units import EXACT_DB, decibels

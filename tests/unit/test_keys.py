@@ -28,10 +28,10 @@ from ci.lanes.onnx.stage import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.suite.accuracy import TensorFile
 from ci.suite.programs import NO_SUITE, Program, ProgramOrder
 from ci.suite.runner import Runner
 from ci.suite.stage import Plan, host_libraries
+from ci.suite.tensor_files import TensorFile
 from ci.work.cached_steps import NotCached, Step
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result

@@ -9,7 +9,8 @@ import numpy
 import pytest
 
 from ci.suite.accepted import low_figures
-from ci.suite.accuracy import Pair, below_floor, compare_with_slices
+from ci.suite.accuracy import Pair, compare_with_slices
+from ci.suite.limits import below_floor
 
 RANDOM = numpy.random.default_rng(1)
 

@@ -18,8 +18,8 @@ from ci.lanes.llm.orders import CompileOrder
 from ci.lanes.llm.stage import LlmPlan, checkpoint_of, compiling
 from ci.lanes.onnx.stage import request_of
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.suite.accuracy import ChosenAmong, TensorFile
 from ci.suite.runner import Runner
+from ci.suite.tensor_files import ChosenAmong, TensorFile
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from ci.work.request import NOTHING, key_of

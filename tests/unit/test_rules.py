@@ -15,7 +15,7 @@ from ci.lanes.executorch import findings
 from ci.lanes.onnx.worker import KINDS
 from ci.lanes.registry import lanes_by_stage
 from ci.suite.accepted import COSTS
-from ci.suite.accuracy import cost_rule
+from ci.suite.figures import cost_rule
 from ci.work.child import UNFORESEEN
 from provisioning.base import toml
 from provisioning.base.command_line import main

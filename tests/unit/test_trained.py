@@ -12,8 +12,10 @@ import pytest
 
 from ci.models.wheels import PinnedWheel, locate_file, variables
 from ci.suite.accepted import derive_thresholds
-from ci.suite.accuracy import Pair, missed_thresholds, side_by_side
+from ci.suite.accuracy import Pair
+from ci.suite.limits import missed_thresholds
 from ci.suite.suite_file import Thresholds
+from ci.suite.task_metric import side_by_side
 from lab.models import trained
 from provisioning.base.errors import IntegrityError, UsageError
 

@@ -38,7 +38,7 @@ from ci.lanes.executorch.typed_program import plan_of_model, program_of, program
 from ci.one_model.model import OneModel
 from ci.operators import Traits
 from ci.operators.faults import faults_in, versions_of
-from ci.suite.accuracy import describe_figures
+from ci.suite.figures import describe_figures
 from ci.suite.options import Choice
 from ci.suite.precision import refuse_floats, scheme_named
 from ci.suite.runner import Runner, ready_runner

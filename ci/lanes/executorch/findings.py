@@ -34,7 +34,7 @@ from ci.models.model_lines import OperatorAt
 from ci.operators import CpuOperator, Traits
 from ci.operators.faults import Met, faults_in, versions_of
 from ci.suite.accepted import Tolerances, growth, load_tolerances
-from ci.suite.accuracy import against_nearest, missed_thresholds
+from ci.suite.figures import against_nearest
 from ci.suite.findings import (
     BEYOND_FIX,
     Causes,
@@ -47,6 +47,7 @@ from ci.suite.findings import (
     not_in_fp16,
     placeholder,
 )
+from ci.suite.limits import missed_thresholds
 from ci.work import Failure, Result
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed

@@ -13,7 +13,8 @@ from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_values import Passing, Tensors
 from ci.lanes.executorch.export import ChipModel
 from ci.models.factory import copy_sample
-from ci.suite.accuracy import HALF_MOST, USUAL_OF_FLOAT_DB, Pair, Unusable, least_sqnr_db
+from ci.suite.accuracy import HALF_MOST, Pair, Unusable, least_sqnr_db
+from ci.suite.limits import USUAL_OF_FLOAT_DB
 
 MASKS = ("aten.masked_fill", "aten.where")
 """These operators may use numbers of any size, which are meant to be infinite."""

@@ -13,7 +13,7 @@ from ci.lanes.executorch.export import ChipModel
 from ci.lanes.executorch.quantization import ComputedModel, save_raw
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
-from ci.suite.accuracy import ChosenAmong, Inferences
+from ci.suite.tensor_files import ChosenAmong, Inferences
 
 INTEGERS = ("int64", "int32")
 """An output of indices has one of these types."""

@@ -15,9 +15,9 @@ from ci.explain.rewriting import Need
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import OperatorAt
 from ci.operators import CpuOperator, GraphPart, Traits
-from ci.suite.accuracy import Inferences
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import RunnerOrder
+from ci.suite.tensor_files import Inferences
 from ci.work import ExportReply, File, Folder, Key, Result
 from provisioning.base.findings import Metric
 from provisioning.known_faults import Product

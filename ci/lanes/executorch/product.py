@@ -42,9 +42,10 @@ from ci.lanes.executorch.typed_program import plan_of_model, programs_of, requir
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome, Product
 from ci.operators import CpuOperator
-from ci.suite.accuracy import Inferences, against_in_words, describe_figures
+from ci.suite.figures import against_in_words, describe_figures
 from ci.suite.findings import BEYOND_FIX, AccuracyOfModel, Evidence, verdict_of_one_model
 from ci.suite.precision import refuse_floats
+from ci.suite.tensor_files import Inferences
 from ci.work import Result, to_json
 from provisioning.base import answer
 from provisioning.base.commands import Fix

@@ -32,7 +32,8 @@ from ci.models.exported import NoDigest
 from ci.models.factory import copy_sample, find, is_quantized, refuse_halves, require_float32, run_copied
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
-from ci.suite.accuracy import Inferences, Pair, TensorFile, Unusable, compare_with_slices
+from ci.suite.accuracy import Pair, Unusable, compare_with_slices
+from ci.suite.tensor_files import Inferences, TensorFile
 from ci.work import doing
 
 FLOAT = "fp16"

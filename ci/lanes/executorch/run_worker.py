@@ -14,8 +14,8 @@ from ci.lanes.executorch.orders import (
     EmulatorRun,
     RunRequest,
 )
-from ci.suite.accuracy import MetricFigures, MetricRequest, error_of_metric
 from ci.suite.runner import Runner, call_runner
+from ci.suite.task_metric import MetricFigures, MetricRequest, error_of_metric
 from ci.work import Meter, blame, doing, read, reporting, to_json
 
 INPUTS, LOG, OUTPUTS = "input_list.txt", "run.log", "outputs"
@@ -27,7 +27,8 @@ def prepare() -> None:
 
 
 def _run(order: Mapping[str, object]) -> EmulatorRun:
-    from ci.suite.accuracy import Unusable, compare_with_slices, each_sample_db, read_pairs
+    from ci.suite.accuracy import Unusable, compare_with_slices, each_sample_db
+    from ci.suite.tensor_files import read_pairs
 
     request, folder = read(RunRequest, order), Path(str(order["into"]))
     of, compiled = request.compared, Path(request.compiled.path)
@@ -62,7 +63,8 @@ def run_program(order: Mapping[str, object]) -> dict[str, object]:
 
 
 def _figures(order: Mapping[str, object]) -> dict[str, object]:
-    from ci.suite.accuracy import read_pairs, side_by_side
+    from ci.suite.task_metric import side_by_side
+    from ci.suite.tensor_files import read_pairs
 
     request, outputs = read(MetricRequest, order), read(ComparedOutputs, order)
     os.chdir(request.working_folder)

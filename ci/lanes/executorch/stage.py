@@ -30,7 +30,7 @@ from ci.lanes.executorch.steps import (
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.suite.accepted import Recorded, accepted_costs
-from ci.suite.accuracy import MetricFigures, round_figures
+from ci.suite.figures import round_figures
 from ci.suite.findings import (
     shown_thresholds,
 )
@@ -38,6 +38,7 @@ from ci.suite.lane import Remarks
 from ci.suite.options import Choice
 from ci.suite.runner import Runner
 from ci.suite.stage import MeasuredValues, Results, Verdict, choose, run_cached_step, scores_of
+from ci.suite.task_metric import MetricFigures
 from ci.work import Failure, Folder, Job, Result, sent_request, to_json
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Metric

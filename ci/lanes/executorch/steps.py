@@ -33,7 +33,7 @@ from ci.lanes.executorch.orders import (
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
-from ci.suite.accuracy import add_samples, describe_figures
+from ci.suite.figures import add_samples, describe_figures
 from ci.suite.options import StageOptions
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import Runner, ready_runner

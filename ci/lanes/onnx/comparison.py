@@ -13,19 +13,12 @@ from ci.lanes.onnx.orders import Accuracy
 from ci.lanes.onnx.samples import ModelFiles
 from ci.lanes.onnx.searches import graph_of
 from ci.models.inputs import Array, Sample
-from ci.suite.accuracy import (
-    OF_A_DRAW,
-    Pair,
-    Unusable,
-    compare,
-    compare_with_slices,
-    each_sample_db,
-    missed_thresholds,
-    pair_of_choice,
-    side_by_side,
-)
+from ci.suite.accuracy import Pair, Unusable, compare, compare_with_slices, each_sample_db, pair_of_choice
+from ci.suite.figures import OF_A_DRAW
 from ci.suite.findings import BEYOND_FIX, below_usual
+from ci.suite.limits import missed_thresholds
 from ci.suite.suite_file import Thresholds
+from ci.suite.task_metric import side_by_side
 from provisioning.base.errors import CheckFailed
 
 FIXES = {

@@ -31,7 +31,7 @@ from ci.lanes.onnx.stage import OnnxPlan, chosen_programs, plan_of
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.one_model.model import OneModel
 from ci.suite import precision
-from ci.suite.accuracy import describe_figures
+from ci.suite.figures import describe_figures
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step

@@ -9,13 +9,7 @@ from ci.explain.losses import beyond_in_words
 from ci.lanes.onnx.orders import Accuracy, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, accepted_costs, growth
-from ci.suite.accuracy import (
-    against_nearest,
-    computed_otherwise,
-    describe_figures,
-    missed_thresholds,
-    round_figures,
-)
+from ci.suite.figures import against_nearest, describe_figures, round_figures
 from ci.suite.findings import (
     PROVISIONAL,
     Causes,
@@ -31,6 +25,7 @@ from ci.suite.findings import (
     placeholder,
     shown_thresholds,
 )
+from ci.suite.limits import computed_otherwise, missed_thresholds
 from ci.suite.programs import HELD_QUANTIZED
 from ci.work import UNFORESEEN, Result, first_line, to_json, words_of
 from provisioning.base.commands import Fix, join_fixes

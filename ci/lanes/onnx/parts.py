@@ -48,7 +48,7 @@ from ci.models.inputs import save
 from ci.models.wheels import locate_file
 from ci.one_model.forecast import QnnEstimates
 from ci.operators import CpuOperator
-from ci.suite.accuracy import FLOAT_KIND
+from ci.suite.limits import FLOAT_KIND
 from ci.suite.onnx_runtime import fold_constants, installed_build, run_on_cpu
 from ci.suite.precision import Precision, precision_named
 from ci.work import Nothing, to_json

@@ -61,7 +61,7 @@ from ci.one_model.named_files import require_program
 from ci.one_model.output import Ran
 from ci.one_model.packages import needs_of_model
 from ci.one_model.product import Outcome, Product, require_fp16
-from ci.suite.accuracy import against_in_words, describe_figures
+from ci.suite.figures import against_in_words, describe_figures
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.programs import NO_SUITE

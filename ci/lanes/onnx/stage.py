@@ -34,7 +34,7 @@ from ci.lanes.onnx.suite import SUITES, OnnxProgram, ProgramRequest, calibrating
 from ci.models.own_packages import OwnPackages
 from ci.one_model.model import OneModel
 from ci.suite.accepted import COSTS, load_tolerances
-from ci.suite.accuracy import MetricFigures, add_samples, describe_figures, round_figures
+from ci.suite.figures import add_samples, describe_figures, round_figures
 from ci.suite.findings import known_faults, verdict
 from ci.suite.lane import Remarks
 from ci.suite.options import Choice, StageOptions
@@ -50,6 +50,7 @@ from ci.suite.stage import (
     run_cached_step,
     scores_of,
 )
+from ci.suite.task_metric import MetricFigures
 from ci.work import (
     ChildTask,
     Failure,

@@ -59,7 +59,8 @@ from ci.models.inputs import check_sample, load_samples, save
 from ci.models.user_model import BadFactory
 from ci.models.wheels import locate_file
 from ci.suite import onnx_runtime
-from ci.suite.accuracy import MetricFigures, MetricRequest, Unusable, error_of_metric
+from ci.suite.accuracy import Unusable
+from ci.suite.task_metric import MetricFigures, MetricRequest, error_of_metric
 from ci.work import (
     UNFORESEEN,
     Answer,
