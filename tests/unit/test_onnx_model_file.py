@@ -47,6 +47,13 @@ class TestProblems:
                 model_of([helper.make_node("Mul", ["x", "w"], ["y"])], weights={"w": np.zeros((1,))}),
                 "onnx-type", "w", "export in float32",
             ),
+            (
+                model_of([
+                    helper.make_node("RandomNormalLike", ["x"], ["noise"], name="noise"),
+                    helper.make_node("Add", ["x", "noise"], ["y"]),
+                ]),
+                "onnx-random", "noise", "make them an input",
+            ),
         ],
     )  # fmt: skip
     def test_each_is_named_with_what_to_do(self, model: Any, rule: str, subject: str, fix: str) -> None:

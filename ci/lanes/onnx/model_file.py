@@ -46,6 +46,11 @@ SHOWN = 5
 """A model's message names this many of its problems; `audit` names all."""
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 
+DRAWING = (
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"
+)  # fmt: skip
+"""These operators draw random numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class GraphProblem:
@@ -278,7 +283,7 @@ def all_in_float(model: onnx.ModelProto) -> bool:
 def problems_of(model: onnx.ModelProto) -> list[GraphProblem]:
     """Return why the model cannot be compiled for HTP. The provider is asked only if there is no such
     problem."""
-    return [*open_inputs(model), *_types(model)]
+    return [*open_inputs(model), *_types(model), *_random_numbers(model)]
 
 
 def is_context(model: onnx.ModelProto) -> bool:
@@ -310,6 +315,16 @@ def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:
             message = f"{name} is {NOT_ON_HTP[kind]}, which HTP does not have"
             fix = "export in float32" if kind != "STRING" else "turn text into numbers outside the model"
             yield GraphProblem("onnx-type", name, message, fix)
+
+
+def _random_numbers(model: onnx.ModelProto) -> Iterator[GraphProblem]:
+    """Report the operators that draw random numbers: no run on the NPU can be compared with another."""
+    for node in model.graph.node:
+        if node.op_type in DRAWING and node.domain in ("", "ai.onnx"):
+            name = _name(node)
+            message = f"{name} is a {node.op_type}, which draws random numbers in each run"
+            fix = "draw them outside and make them an input, or export the model in its inference mode"
+            yield GraphProblem("onnx-random", name, message, fix)
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
