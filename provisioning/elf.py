@@ -10,6 +10,7 @@ import enum
 import errno
 import os
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,9 @@ LINKER_SCRIPT = "it is a linker script"
 # Only the beginning is read, and a comment may be longer. A library never begins with a comment.
 _SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)", re.IGNORECASE)
 
-_DF_TEXTREL, _PF_X, _VER_FLG_WEAK = 0x4, 0x1, 0x2
+_DF_TEXTREL, _PF_X, _PF_W, _VER_FLG_WEAK = 0x4, 0x1, 0x2, 0x2
+_WITHOUT_BYTES = (0, 8)
+"""The kinds of section that have no bytes in the file: none, and zeros."""
 _LONG_ANDROID_NOTE = 4 + 64 + 64
 _STACK_EXECUTABLE_UNLESS_STATED = frozenset({X86_64, AARCH64, "EM_386", "EM_ARM"})
 
@@ -90,8 +93,11 @@ class Elf:
     """Whether loading it makes the stack executable: it requests that, or has no PT_GNU_STACK."""
     states_stack: bool = True
     """Whether it has PT_GNU_STACK; loaders of x86-64 and AArch64 make the stack executable if it has none."""
+    writable_code: bool = False
+    """Whether a segment of it is both written to and executed."""
     beyond_end: str = ""
-    """Section headers outside the file: `they end at byte 4489792 of 1048576`. Loaders do not read them."""
+    """Sections or their headers outside the file: `they end at byte 4489792 of 1048576`. Loaders do not read
+    them."""
     android_api: int | None = None
     ndk: tuple[str, str] | None = None
     """The NDK's release and build number, of the Android note: `("r27d", "13750724")`."""
@@ -148,7 +154,7 @@ def _facts(stream: BinaryIO) -> Elf:
     size = stream.seek(0, os.SEEK_END)
     file = ELFFile(stream)
     header = file.header
-    sections_end = header.e_shoff + header.e_shnum * header.e_shentsize if header.e_shoff else 0
+    sections_end = _sections_end(stream, file) if header.e_shoff else 0
     # pyelftools would look for names in them.
     header.e_shoff = 0
     machine = header.e_machine if isinstance(header.e_machine, str) else f"EM_{header.e_machine}"
@@ -196,9 +202,25 @@ def _facts(stream: BinaryIO) -> Elf:
         textrel="DT_TEXTREL" in numbers or bool(numbers.get("DT_FLAGS", 0) & _DF_TEXTREL),
         execstack=bool(stack["p_flags"] & _PF_X) if stack else machine in _STACK_EXECUTABLE_UNLESS_STATED,
         states_stack=stack is not None,
+        writable_code=any(load["p_flags"] & (_PF_X | _PF_W) == _PF_X | _PF_W for load in loads),
         beyond_end=f"they end at byte {sections_end} of {size}" if sections_end > size else "",
         **_notes(file, segments),
     )
+
+
+def _sections_end(stream: BinaryIO, file: ELFFile) -> int:
+    """Where the last of the section headers, and of the sections that have bytes in the file, ends."""
+    header = file.header
+    end: int = header.e_shoff + header.e_shnum * header.e_shentsize
+    words = "4xI16xQQ" if file.elfclass == 64 else "4xI8xII"
+    form = struct.Struct(("<" if file.little_endian else ">") + words)
+    stream.seek(header.e_shoff)
+    table = stream.read(header.e_shnum * header.e_shentsize)
+    for at in range(0, len(table) - form.size + 1, max(header.e_shentsize, form.size)):
+        kind, offset, size = form.unpack_from(table, at)
+        if kind not in _WITHOUT_BYTES:
+            end = max(end, offset + size)
+    return end
 
 
 def _notes(file: ELFFile, segments: Iterable[Any]) -> dict[str, Any]:
@@ -258,6 +280,8 @@ def complaints(elf: Elf, demands: Demands) -> Iterator[tuple[Wrong, str]]:
         yield Wrong.PAGE_SIZE, f"expected segments aligned to {demands.page_size:#x}, found {least:#x}"
     if elf.textrel:
         yield Wrong.RELOCATIONS, "has text relocations: its code is changed when it is loaded"
+    if elf.writable_code:
+        yield Wrong.RELOCATIONS, "has code in a segment that may be written to"
     if elf.execstack:
         asks = "asks for an executable stack"
         yield (

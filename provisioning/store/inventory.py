@@ -25,13 +25,16 @@ from provisioning.base.documents import Model
 from provisioning.base.errors import IntegrityError
 from provisioning.base.files import TreeFile, hash_file
 from provisioning.base.settings import MANIFESTS
-from provisioning.components import QNN_SDK
+from provisioning.components import QNN_SDK, metadata_text
 from provisioning.manifest import Component, Part, Placement
 from provisioning.sources import Sha256
 
 SCHEMA = 2
 
 READ_ONLY, READ_ONLY_EXECUTABLE = 0o444, 0o555
+
+COMPOSED = "composed_from:"
+"""The key of sdk.yaml under which an SDK of wheels names them."""
 
 GENERATED = "(composed)"
 """The part of files that we write; no part can have this name."""
@@ -333,7 +336,7 @@ def sdk_yaml(name: str, component: Component, origins: Sequence[Origin], items: 
         return ""
     lines = ["product: QAIRT", f"version: {component.version}"]
     lines += [f"build_id: {component.build_id}"] if component.build_id else []
-    lines.append("composed_from:")
+    lines.append(COMPOSED)
     for origin in origins:
         lines += [f"  {origin.part}:", f"    file: {origin.name}", f"    sha256: {origin.sha256}"]
     return "\n".join(lines) + "\n"
@@ -407,10 +410,34 @@ def official_items(component: str, version: str) -> list[TreeFile] | None:
     return None if tree is None else [_item(path, file, "") for path, file in tree.files.items()]
 
 
-def differences_by_content(root: Path, items: Sequence[TreeFile]) -> list[Difference]:
-    """The differences in content of an installation of the user's, which may have other modes, and may lack
-    what its owner does not need."""
-    return [found for found in differences(root, items) if found.kind in ("changed", "extra")]
+def files_of_release(
+    component: str, root: Path, versions: Iterable[str], pin: Component | None
+) -> list[TreeFile] | None:
+    """The files of the release that an installation of the user's says it is; None if nobody has recorded
+    them. A copy of an SDK that we composed has those of the profile's wheels."""
+    for version in versions:
+        if (items := official_items(component, version)) is not None:
+            return items
+    if pin is None or pin.version not in versions or not is_composed(root):
+        return None
+    inventory = pinned_inventory(component, pin, targets_in(pin, EVERYTHING))
+    return None if inventory is None else [item for item in inventory.items if item.part != GENERATED]
+
+
+def is_composed(sdk: Path) -> bool:
+    """Whether we made this SDK of wheels, which have libraries and no headers."""
+    return COMPOSED in metadata_text(sdk / "sdk.yaml")
+
+
+def differences_by_content(root: Path, items: Sequence[TreeFile]) -> Iterator[Difference]:
+    """Yield the differences in content of an installation of the user's, which may have other modes, and may
+    lack what its owner does not need. Nothing loads a file that lies at its top, or beside its folders."""
+    folders = {folder for item in items for folder in _parents(item.path)}
+    for found in differences(root, items):
+        folder, _, name = found.path.rpartition("/")
+        is_loaded = folder in folders and name != "__pycache__"
+        if found.kind == "changed" or (found.kind == "extra" and is_loaded):
+            yield found
 
 
 def pinned_inventory(name: str, component: Component, targets: Set[str]) -> Inventory | None:

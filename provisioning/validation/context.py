@@ -22,14 +22,14 @@ from provisioning.components import (
     KINDS,
     QNN_SDK,
     identity_of,
-    metadata_text,
 )
 from provisioning.elf import Elf, Loading, load_all
-from provisioning.environment import HOST_LIBRARIES, Environment, Note, resolve
+from provisioning.elf_names import damaged_name
+from provisioning.environment import HOST_LIBRARIES, Environment, Note, Root, resolve
 from provisioning.executorch import PROFILES_WHEEL, Executorch
-from provisioning.manifest import Profile, Soc, load_profile, soc_named
-from provisioning.qnn_libraries import Library, System, libraries_in
-from provisioning.store.inventory import differences_by_content, official_items, walk
+from provisioning.manifest import Component, Profile, Soc, load_profile, soc_named
+from provisioning.qnn_libraries import Library, System, libraries_in, table
+from provisioning.store.inventory import differences_by_content, files_of_release, is_composed, walk
 from provisioning.validation.compiler_probe import Answer, ask
 from provisioning.validation.ndk import why_unusable
 
@@ -53,7 +53,8 @@ class ComponentTree:
     open_to_others: tuple[str, ...] = ()
     """Files that other users can change."""
     differs_from_official: tuple[str, ...] | None = None
-    """How the user's own one differs from the recorded files of its release; None if none are recorded."""
+    """How the user's own one differs from the recorded files of its release, or of the wheels that it was
+    composed of; None if none are recorded."""
 
     @property
     def label(self) -> str:
@@ -73,6 +74,9 @@ class Host:
     """Python packages of this interpreter."""
     modules: frozenset[str] = frozenset()
     """Names by which modules of the standard library and of installed packages are imported."""
+    regular_packages: frozenset[str] = frozenset()
+    """Those of them that are folders with an `__init__.py` and bear their distribution's name, and those of
+    the standard library: Python imports no folder without one instead of them."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class Context:
     """The variables that stages run with: the user's, corrected by `provisioning.environment`."""
     host: Host
     libraries: tuple[Library, ...] = ()
+    damaged_names: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with the names of symbols, by the place of a library that no hash of its bytes proves."""
     loading: Mapping[Path, Loading] = field(default_factory=dict)
     """What the loader says of the host's libraries, of those that it was asked to open."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
@@ -150,6 +156,7 @@ def gather(
     contexts = []
     for environments in groups.values():
         first, *_ = environments.values()
+        trees = {name: _tree_of(name, root, profile) for name, root in first.roots.items()}
         variables, sdk = first.merged(environ), first.roots.get(QNN_SDK)
         libraries = libraries_in(sdk.path) if sdk else []
         # An SDK that was provisioned for devices only lowers no models.
@@ -159,13 +166,11 @@ def gather(
                 profile=profile,
                 targets=tuple(environments),
                 socs=socs,
-                trees={
-                    name: replace(looked_at(name, root.path, root.origin, root.variable), change=root.change)
-                    for name, root in first.roots.items()
-                },
+                trees=trees,
                 environ=environ,
                 variables=variables,
                 libraries=tuple(libraries),
+                damaged_names=_damaged_names(libraries, trees.get(QNN_SDK)),
                 host=_host(variables, profile.packages),
                 loading=loading_of(libraries, variables),
                 answers={soc: ask(soc, variables) for soc in socs if asks_compiler and lowers},
@@ -179,28 +184,46 @@ def gather(
     return contexts
 
 
-def looked_at(component: str, path: Path, origin: str, variable: str = "") -> ComponentTree:
+def _tree_of(name: str, root: Root, profile: Profile) -> ComponentTree:
+    tree = looked_at(name, root.path, root.origin, root.variable, profile.pins.get(name))
+    return replace(tree, change=root.change)
+
+
+def _damaged_names(libraries: Iterable[Library], sdk: ComponentTree | None) -> dict[str, str]:
+    """Say what is wrong with the names of symbols, by required library, where no hash proves its bytes."""
+    if sdk is None or sdk.origin != "directory" or sdk.differs_from_official is not None:
+        return {}
+    required = [library for library in libraries if library.elf and table().requires(library.name)]
+    names = {library.place: damaged_name(library.path) for library in required}
+    words = "is damaged: the name of a symbol or version does not fit its hash:"
+    return {place: f"{words} {name[:100]}" for place, name in names.items() if name}
+
+
+def looked_at(
+    component: str, path: Path, origin: str, variable: str = "", pin: Component | None = None
+) -> ComponentTree:
     unusable = why_unusable(path) if component == ANDROID_NDK else ""
     versions = stated_versions(component, path)
+    is_own = origin == "directory"
+    files = files_of_release(component, path, versions.values(), pin) if is_own else None
     return ComponentTree(
         path,
         origin,
         variable,
         versions,
         unusable,
-        is_composed=component == QNN_SDK and "composed_from:" in metadata_text(path / "sdk.yaml"),
+        is_composed=component == QNN_SDK and is_composed(path),
         open_to_others=tuple(_open_to_others(path)),
-        differs_from_official=_differences_from_official(component, path, versions)
-        if origin == "directory"
-        else None,
+        differs_from_official=None if files is None else tuple(map(str, differences_by_content(path, files))),
     )
 
 
 def _open_to_others(root: Path) -> Iterator[str]:
-    """Files below `root` that every user can change, and those of users other than root and us."""
+    """Files of a tree, and its own folder, that every user can change, and those of users other than root and
+    us."""
     writable: list[str] = []
     by_owner: dict[int, list[str]] = {}
-    for path, _ in walk(root):
+    for path in (".", *(path for path, _ in walk(root))):
         try:
             status = (root / path).lstat()
         except OSError:
@@ -218,16 +241,6 @@ def _open_to_others(root: Path) -> Iterator[str]:
 def _first_of(paths: Sequence[str]) -> str:
     more = f" and {plural(len(paths) - 1, 'more file')}" if len(paths) > 1 else ""
     return f"{min(paths)}{more}"
-
-
-def _differences_from_official(
-    component: str, root: Path, versions: Mapping[str, str]
-) -> tuple[str, ...] | None:
-    for version in versions.values():
-        items = official_items(component, version)
-        if items is not None:
-            return tuple(str(difference) for difference in differences_by_content(root, items))
-    return None
 
 
 def stated_versions(component: str, root: Path) -> dict[str, str]:
@@ -260,13 +273,28 @@ def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
         glibc=glibc if libc == "glibc" else "",
         compiler=next((name for name in compilers if shutil.which(name, path=variables.get("PATH"))), ""),
         packages=_packages(packages, variables.get("PYTHONPATH", "")),
-        modules=_modules() if variables.get("PYTHONPATH") else frozenset(),
+        **_modules(variables.get("PYTHONPATH", "")),
     )
 
 
-def _modules() -> frozenset[str]:
+def _modules(python_path: str) -> dict[str, frozenset[str]]:
+    """What the fields of a host say of its modules. Without a PYTHONPATH nobody asks."""
+    if not python_path:
+        return {}
     installed = importlib.metadata.packages_distributions()
-    return frozenset({*sys.stdlib_module_names, *installed})
+    folders = [Path(path) for path in sys.path if path not in python_path.split(os.pathsep)]
+    named = {
+        name
+        for name, distributions in installed.items()
+        if name.lower() in {text.lower().replace("-", "_") for text in distributions}
+    }
+    # Nothing of ours or of the lock's imports Python's own tests, and many projects have a folder test/.
+    names = {*named, *sys.stdlib_module_names} - {"test"}
+    regular = {name for name in names if any((folder / name / "__init__.py").is_file() for folder in folders)}
+    return {
+        "modules": frozenset({*sys.stdlib_module_names, *installed}),
+        "regular_packages": frozenset(regular),
+    }
 
 
 def _packages(names: Collection[str], python_path: str) -> dict[str, str]:

@@ -209,10 +209,12 @@ def elf_readable(context: Context) -> Iterator[Problem]:
     for library in context.libraries:
         if library.elf is None and library.pe is None:
             yield Problem(library.place, library.unreadable, library.fix)
+        elif library.place in context.damaged_names:
+            yield Problem(library.place, context.damaged_names[library.place])
         elif library.elf is not None and library.elf.beyond_end:
             yield Problem(
                 library.place,
-                f"is cut short: its section headers are outside the file, {library.elf.beyond_end}",
+                f"is cut short: its sections are outside the file, {library.elf.beyond_end}",
             )
 
 

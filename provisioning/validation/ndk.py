@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,11 @@ LIBC_VERSION = re.compile(rb"\0LIBC_([R-V])(?=\0)")
 SYSROOT = NDK_PREBUILT / "sysroot/usr/lib/aarch64-linux-android"
 LINKED = ("libc.so", "libdl.so", "crtbegin_dynamic.o", "crtbegin_so.o", "crtend_android.o", "crtend_so.o")
 """What every library and program for Android is linked with."""
+
+ANDROID_NOTE = re.compile(rb"Android\0(.{4})", re.DOTALL)
+"""What Android's start files say of their API level."""
+
+PROGRAM = '#include <stdio.h>\nint main(void) { return printf("built\\n") < 0; }\n'
 
 CLANG_VERSION = re.compile(r"\bclang version (\d+(?:\.\d+)*)")
 BLOCKS = (("if", "endif"), ("foreach", "endforeach"), ("function", "endfunction"), ("macro", "endmacro"))
@@ -51,6 +57,7 @@ def _problems(ndk: Path, api: int) -> Iterator[str]:
     yield from _problems_of_linker(compiler.with_name("ld.lld"), ndk)
     yield from _problems_of_sysroot(ndk, api)
     yield from _problems_of_object(ndk / NDK_PREBUILT / NDK_RUNTIME, ndk)
+    yield from _problems_of_a_program(compiler, ndk, api)
 
 
 def _problems_of_toolchain_file(path: Path) -> Iterator[str]:
@@ -67,6 +74,8 @@ def _problems_of_toolchain_file(path: Path) -> Iterator[str]:
         counts = [len(re.findall(rf"^\s*{word}\s*\(", code, re.MULTILINE)) for word in (begin, end)]
         if counts[0] != counts[1]:
             yield f"{NDK_TOOLCHAIN} is cut short: {counts[0]} {begin} and {counts[1]} {end}"
+    if code.count("(") != code.count(")") or not text.endswith("\n"):
+        yield f"{NDK_TOOLCHAIN} is cut short: it ends within a command"
 
 
 def _problems_of_compiler(compiler: Path, ndk: Path) -> Iterator[str]:
@@ -91,6 +100,23 @@ def _problems_of_compiler(compiler: Path, ndk: Path) -> Iterator[str]:
     number = stated.read_text("utf-8", "replace").split() if stated.is_file() else []
     if number and number[0] != version[1]:
         yield f"{stated.relative_to(ndk)} says {number[0]}, and {name} is {version[1]}"
+
+
+def _problems_of_a_program(compiler: Path, ndk: Path, api: int) -> Iterator[str]:
+    """What goes wrong as a program is compiled and linked."""
+    options = (f"--target=aarch64-linux-android{api}", f"--sysroot={ndk / NDK_PREBUILT / 'sysroot'}", "-w")
+    with tempfile.TemporaryDirectory() as scratch:
+        source, product = Path(scratch, "program.c"), Path(scratch, "program")
+        source.write_text(PROGRAM, encoding="utf-8")
+        linking = ("-fuse-ld=lld", "-nodefaultlibs", "-lc", "-o", product)
+        try:
+            process = interview([compiler, *options, "-x", "c", source, *linking], ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            yield f"{compiler.relative_to(ndk)} does not build a program within {ANSWER_SECONDS:g} s"
+            return
+    if process.returncode:
+        words = [line for line in process.stderr.splitlines() if "error" in line] or [process.stderr[-200:]]
+        yield f"{compiler.relative_to(ndk)} cannot build a program of two lines: {words[0][:200]}"
 
 
 def _answer(program: Path, *arguments: str) -> str | None:
@@ -124,6 +150,10 @@ def _problems_of_sysroot(ndk: Path, api: int) -> Iterator[str]:
     newest = max((API_OF_LETTER[letter] for letter in letters), default=0)
     if newest > api:
         yield f"{libc.relative_to(ndk)} is of API {newest}: it has symbols that API {api} lacks"
+    for path in folder.glob("crtbegin_*.o"):
+        note = ANDROID_NOTE.search(path.read_bytes())
+        if note and (level := int.from_bytes(note[1], "little")) != api:
+            yield f"{path.relative_to(ndk)} is of API {level}, and lies in the folder of {api}"
 
 
 def _problems_of_object(path: Path, ndk: Path) -> Iterator[str]:
@@ -135,4 +165,4 @@ def _problems_of_object(path: Path, ndk: Path) -> Iterator[str]:
     elif library.elf.machine != AARCH64:
         yield f"{place}: it is for {library.elf.machine_name}"
     elif library.elf.beyond_end:
-        yield f"{place} is cut short: its section headers {library.elf.beyond_end}"
+        yield f"{place} is cut short: its sections {library.elf.beyond_end}"

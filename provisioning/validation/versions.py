@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
@@ -17,7 +18,7 @@ from provisioning.elf import version_key
 from provisioning.qnn_libraries import Library
 from provisioning.store.trees import Trees
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
-from provisioning.validation.context import ComponentTree, Context
+from provisioning.validation.context import ComponentTree, Context, Host
 
 
 def tree_of(context: Context, component: str) -> ComponentTree:
@@ -296,32 +297,50 @@ def hiding_packages(context: Context) -> dict[str, list[str]]:
     """The pinned packages which each folder of PYTHONPATH hides, and other modules that would be imported
     instead of installed ones. An adaptor shows a build on purpose."""
     hidden: dict[str, list[str]] = {}
-    for entry in filter(None, context.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    python_path = context.environ.get("PYTHONPATH", "")
+    # Python takes an empty entry for the folder that it is started in.
+    for entry in python_path.split(os.pathsep) if python_path else ():
         folder = Path(entry)
-        names = [name for name in context.profile.packages if _hides_package(folder, name)]
-        names += sorted(_hiding_modules(folder, context.host.modules | context.profile.packages.keys()))
-        if names:
-            hidden[entry] = names
+        packages = [name for name in context.profile.packages if _hides_package(folder, name, context.host)]
+        modules = _hiding_modules(folder, context.host, context.profile.packages.keys())
+        if names := sorted({*packages, *modules}):
+            hidden[entry or "."] = names
     return hidden
 
 
-def _hides_package(entry: Path, name: str) -> bool:
+def _hides_package(entry: Path, name: str, host: Host) -> bool:
     folder = entry / name
-    return folder.is_dir() and not any(folder.glob(_ADAPTOR)) and not any(entry.glob(f"{name}[-.]*info"))
+    if not folder.is_dir() or any(folder.glob(_ADAPTOR)) or any(entry.glob(f"{name}[-.]*info")):
+        return False
+    return name not in host.regular_packages or (folder / "__init__.py").is_file()
 
 
-def _hiding_modules(entry: Path, installed: Set[str]) -> Iterator[str]:
-    """Files in this folder that have an installed module's name; a folder of packages has their metadata."""
+def _hiding_modules(entry: Path, host: Host, pinned: Set[str]) -> Iterator[str]:
+    """Files and packages in this folder, or archive, that have an installed module's name; a folder of
+    packages has their metadata."""
+    names = _names_in(entry)
+    if any(name.endswith((".dist-info", ".egg-info")) for name in names):
+        return
+    for name in names:
+        module, _, suffix = name.partition(".")
+        is_file = suffix.rpartition(".")[2] in ("py", "pyc", "so")
+        if is_file and module in host.modules | pinned:
+            yield name
+        elif name.endswith("/__init__.py") and name.count("/") == 1:
+            package = name.partition("/")[0]
+            if package in host.regular_packages:
+                yield package
+
+
+def _names_in(entry: Path) -> list[str]:
+    """The files in a folder, and the first ones in its packages; the files of an archive."""
     try:
-        paths = list(entry.iterdir())
-    except OSError:
-        return
-    if any(path.name.endswith((".dist-info", ".egg-info")) for path in paths):
-        return
-    for path in paths:
-        is_module = path.suffix in (".py", ".pyc", ".so") and path.is_file()
-        if is_module and path.name.partition(".")[0] in installed:
-            yield path.name
+        if zipfile.is_zipfile(entry):
+            return zipfile.ZipFile(entry).namelist()
+        names = [path.name for path in entry.iterdir() if path.is_file() or path.suffix]
+        return names + [path.relative_to(entry).as_posix() for path in entry.glob("*/__init__.py")]
+    except (OSError, zipfile.BadZipFile):
+        return []
 
 
 @rule("python-path")
@@ -330,7 +349,7 @@ def python_path(context: Context) -> Iterator[Problem]:
         raise NotApplicable("PYTHONPATH is not set")
     entries = context.environ["PYTHONPATH"].split(os.pathsep)
     hidden = hiding_packages(context)
-    rest = ":".join(entry for entry in entries if entry not in hidden)
+    rest = ":".join(entry for entry in entries if (entry or ".") not in hidden)
     fix = quote_command("export", f"PYTHONPATH={rest}") if rest else "unset PYTHONPATH"
     for entry, names in hidden.items():
         yield Problem(

@@ -33,6 +33,7 @@ class Library:
     alignment: int = 0x1000
     textrel: bool = False
     execstack: bool = False
+    writable_code: bool = False
     android_api: int | None = None
     ndk: tuple[str, str] = ("r26c", "11394342")
     """In the Android note; empty texts leave only the API level there, as old NDKs do."""
@@ -127,7 +128,7 @@ class _Writer:
 
         spans = {
             # Writable: the loader puts addresses into the dynamic segment.
-            _PT_LOAD: (0, size, 6, library.alignment),
+            _PT_LOAD: (0, size, 7 if library.writable_code else 6, library.alignment),
             _PT_DYNAMIC: (dynamic_at, len(dynamic), 6, 8),
             _PT_GNU_STACK: (0, 0, 7 if library.execstack else 6, 16),
             _PT_INTERP: (places["interpreter"], len(interpreter), 4, 1),

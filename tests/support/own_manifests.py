@@ -28,6 +28,13 @@ def own_manifests(folder: Path) -> Iterator[Path]:
     (folder / "profiles").mkdir(parents=True)
     shutil.copy(MANIFESTS / "socs.toml", folder)
     (folder / "environments.toml").touch()
+    with manifests_read_from(folder):
+        yield folder
+
+
+@contextmanager
+def manifests_read_from(folder: Path) -> Iterator[None]:
+    """Commands of this process read the manifests of this folder."""
     caches = manifest.load_profile, inventory.load_lists, inventory.load_official
 
     def profiles() -> list[str]:
@@ -44,7 +51,7 @@ def own_manifests(folder: Path) -> Iterator[Path]:
         for cache in caches:
             cache.cache_clear()
         try:
-            yield folder
+            yield
         finally:
             for cache in caches:
                 cache.cache_clear()

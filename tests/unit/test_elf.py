@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from provisioning import qnn_libraries
 from provisioning.components import Identity, build_ids, identity_of
 from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, load_all, read, read_stream
+from provisioning.elf_names import damaged_name
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library
 from tests.support.windows import dll
 
@@ -53,6 +55,17 @@ def test_a_file_cut_anywhere_is_never_taken_for_whole(tmp_path: Path) -> None:
         read(path)
 
 
+def test_a_library_that_lacks_the_last_byte_of_its_last_section_is_cut_short() -> None:
+    content = bytearray(RICH.encode())
+    table = len(content)
+    # A section of names lies behind the headers, as in Hexagon's libraries.
+    struct.pack_into("<Q", content, 0x28, table)
+    struct.pack_into("<HHH", content, 0x3A, 64, 2, 1)
+    content += bytes(64) + struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, table + 128, 6, 0, 0, 1, 0) + b"names\0"
+    assert read_stream(io.BytesIO(content), Path("lib.so")).beyond_end == ""
+    assert read_stream(io.BytesIO(content[:-1]), Path("lib.so")).beyond_end
+
+
 def test_garbled_or_missing_sections_do_not_matter_as_loaders_do_not_read_them() -> None:
     content = bytearray(RICH.encode())
     struct.pack_into("<Q", content, 0x28, 64)
@@ -61,6 +74,23 @@ def test_garbled_or_missing_sections_do_not_matter_as_loaders_do_not_read_them()
     struct.pack_into("<Q", content, 0x28, len(content))
     cut = read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
     assert cut.beyond_end == f"they end at byte {len(content) + 192} of {len(content)}"
+
+
+@pytest.mark.parametrize("hashes", ["gnu", "sysv"])
+def test_a_changed_byte_in_a_name_of_a_symbol_or_a_version_shows_by_its_hash(
+    hashes: str, tmp_path: Path
+) -> None:
+    library = tmp_path / "lib.so"
+    source = tmp_path / "lib.c"
+    # Of so many names each has a place of its own among the hashes.
+    source.write_text("\n".join(f"int function_{number}(void) {{ return 1; }}" for number in range(200)))
+    linking = ("-shared", "-fPIC", f"-Wl,--hash-style={hashes}", "-o", str(library))
+    subprocess.run(["g++", "-x", "c", str(source), *linking], check=True)
+    whole = library.read_bytes()
+    assert damaged_name(library) == ""
+    for name in (b"\0function_7\0", b"\0function_150\0"):
+        library.write_bytes(whole.replace(name, name.replace(b"u", b"U"), 1))
+        assert damaged_name(library) == name.strip(b"\0").replace(b"u", b"U").decode()
 
 
 @pytest.mark.parametrize(("machine", "executable"), [(X86_64, True), (AARCH64, True), (HEXAGON, False)])

@@ -255,6 +255,34 @@ class TestWheels:
         house.without_downloads()
         assert is_true(house.provision(offline=True)) and house.repaired() == set()
 
+    @pytest.mark.parametrize(
+        ("place", "content", "code"),
+        [
+            ("NOTES.txt", b"installed by me", 0),
+            (HTP, None, 1),
+            (SKEL, None, 1),
+            ("lib/x86_64-linux-clang/libExtra.so", b"x", 1),
+        ],
+    )
+    def test_a_users_copy_of_it_is_compared_with_the_wheels_before_its_first_use(
+        self,
+        house: House,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        place: str,
+        content: bytes,
+        code: int,
+    ) -> None:
+        copy = tmp_path / "mine" / VERSION
+        shutil.copytree(house.store.trees()[0].root, copy)
+        monkeypatch.setenv("QNN_SDK_ROOT", str(copy))
+        words = ("validate", "--rule", "official-files", "--target", "x86_64-linux")
+        if content is None:
+            damage(Tree(copy, house.store.trees()[0].inventory), place)
+        else:
+            (copy / place).write_bytes(content)
+        assert self.types(*words) == code
+
     def test_a_forged_one_without_its_wheel_is_refused(self, house: House) -> None:
         forge(house.store)
         house.without_downloads()

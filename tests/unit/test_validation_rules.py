@@ -126,6 +126,12 @@ def disguised(otherwise: str, version: str = "17.0.2") -> bytes:
     return f'#!/bin/sh\ncase "$*" in\n--version) {says};;\n*) {otherwise or "true"};;\nesac\n'.encode()
 
 
+CRTBEGIN = str(SYSROOT / "30" / "crtbegin_so.o")
+UNABLE = disguised(
+    "case $* in *-dumpmachine*|*-resource-dir*) ;; *) echo error: no stdio.h >&2; exit 1;; esac"
+)
+"""A compiler that lacks what a program needs."""
+
 MACHO = bytes.fromhex("cffaedfe 07000001 03000000")
 """Of a program for macOS."""
 
@@ -171,14 +177,18 @@ def python_path(*adaptor: str) -> Arrange:
     return arrange
 
 
-def module_on_the_path(name: str) -> Arrange:
-    """A file on PYTHONPATH, where torch is installed."""
+def module_on_the_path(name: str, archive: str = "") -> Arrange:
+    """A file on PYTHONPATH, in a folder or an archive, where torch is installed."""
 
     def arrange(base: Path) -> Context:
-        (base / "src").mkdir()
-        (base / "src" / name).touch()
-        context = environ({"PYTHONPATH": f"{base}/src"})(base)
-        return replace(context, host=replace(context.host, modules=frozenset({"torch", "random"})))
+        place = base / "src" / name
+        place.parent.mkdir(parents=True)
+        place.touch()
+        if archive:
+            shutil.make_archive(str(base / archive), "zip", base / "src")
+        context = environ({"PYTHONPATH": f"{base}/{f'{archive}.zip' if archive else 'src'}"})(base)
+        names = frozenset({"torch", "random"})
+        return replace(context, host=replace(context.host, modules=names, regular_packages=names))
 
     return arrange
 
@@ -340,6 +350,10 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("ndk-usable", "/ndk", spoilt_ndk(SYSROOT_LIBC, None)),
     ("ndk-usable", "/ndk", spoilt_ndk(SYSROOT_LIBC, Library().encode())),
     ("ndk-usable", "/ndk", spoilt_ndk(SYSROOT_LIBC, LIBC_OF_34)),
+    ("ndk-usable", "/ndk", spoilt_ndk(CRTBEGIN, library("", AARCH64, android_api=34).encode())),
+    ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_TOOLCHAIN), b"if(ANDROID)\nendif()\nset(ANDROID_ABI")),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, UNABLE)),
+    ("text-relocations", "libX.so", host("libX.so", writable_code=True)),
     ("official-files", "/sdk", sdk_with(differs_from_official=("sdk.yaml: changed",))),
     ("required-libraries", "/sdk", without_headers),
     ("system-library", "libstdc++.so.6", host("libstdc++.so.6")),
@@ -349,6 +363,8 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("python-path", "PYTHONPATH", python_path()),
     ("python-path", "PYTHONPATH", module_on_the_path("torch.py")),
     ("python-path", "PYTHONPATH", module_on_the_path("random.cpython-311-x86_64-linux-gnu.so")),
+    ("python-path", "PYTHONPATH", module_on_the_path("torch/__init__.py")),
+    ("python-path", "PYTHONPATH", module_on_the_path("torch/__init__.py", archive="packed")),
     ("ndk-revision", "/ndk", properties_are_a_pipe),
     ("elf-machine", "libX.so", host("libX.so", program=True)),
     ("hexagon-sdk-version", "5.5.5.0", hexagon_sdk_named("5.5.5.0")),
@@ -434,6 +450,7 @@ SILENT: list[tuple[str, Arrange]] = [
     ("python-packages", machine(packages={name: f"{version}+cpu" for name, version in PACKAGES.items()})),
     ("user-variables", changed(notes=(Note("executorch is what build_x86 built"),))),
     ("python-path", module_on_the_path("my_model.py")),
+    ("python-path", module_on_the_path("torch/notes.txt")),
     ("python-path", python_path("backends/qualcomm/python/PyQnnManagerAdaptor.so")),
     ("python-path", python_path("../executorch.egg-info/PKG-INFO")),
     ("elf-readable", placed(f"lib/{X86}/libX.so", b"INPUT(-lfoo)")),
