@@ -39,7 +39,7 @@ which knows all lanes, is an edge."""
 
 OF_PROVISIONING = (
     {"base"},
-    {"accepted_file", "archive", "components", "dist", "download", "elf", "pip_settings"},
+    {"accepted_file", "archive", "components", "dist", "download", "elf", "elf_names", "pip_settings"},
     {"known_faults", "python_environments", "sources"},
     {"manifest"},
     {"licences", "qnn_libraries"},
