@@ -24,8 +24,12 @@ from provisioning.base.errors import UsageError
 PADDING = b"\xff"
 ALIGN = 16
 MOST_CERTIFICATES = 16
-TEST_KEY = re.compile(r"General Use Test Key\b.*\(for testing only\)")
-"""The organisational unit in the test roots of Qualcomm's signing tools, whose keys are public."""
+TEST_KEY = re.compile(r"\btest key\b|for testing only", re.IGNORECASE)
+"""What names of keys for tests say. The test roots of Qualcomm's signing tools, whose keys are public, have
+the unit `General Use Test Key (for testing only)`."""
+
+LEAST_RSA_BITS = 2048
+"""Anybody with time can find a shorter key. The verifier asks the same of those that sign certificates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +184,8 @@ def test_key(chain: Sequence[x509.Certificate]) -> str:
     """The first name in the chain that says that its key is for tests; empty without one."""
     for certificate in chain:
         for name in (certificate.subject, certificate.issuer):
-            for unit in name.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME):
-                if TEST_KEY.search(str(unit.value)):
-                    return f"<{printable(name.rfc4514_string())}>"
+            if any(TEST_KEY.search(str(attribute.value)) for attribute in name):
+                return f"<{printable(name.rfc4514_string())}>"
     return ""
 
 
@@ -191,6 +194,9 @@ def problem(chain: Sequence[x509.Certificate], at: dt.datetime) -> str:
     holds.
 
     It judges issuers, signatures, validity, CAs, path lengths, key usage, critical extensions, algorithms."""
+    key = chain[0].public_key()
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size < LEAST_RSA_BITS:
+        return f"the attestation key is RSA of {key.key_size} bits, at least {LEAST_RSA_BITS} are safe"
     agnostic = verification.Criticality.AGNOSTIC
     permissive = verification.ExtensionPolicy.permit_all()
     authority = permissive.require_present(x509.BasicConstraints, agnostic, None).may_be_present(

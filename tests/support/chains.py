@@ -94,9 +94,10 @@ def _keys() -> tuple[Any, Any]:
 def bent(*, root: dict[str, Any] | None = None, attestation: dict[str, Any] | None = None) -> KeyAndChain:
     """A chain of two of somebody unknown; the arguments differ from a good one."""
     root_key, key = _keys()
-    top = certificate(name("root"), root_key, name("root"), root_key, **{"ca": True, **(root or {})})
-    below = {"subject": name("att"), "issuer": name("root"), "ca": False, **(attestation or {})}
-    return KeyAndChain((certificate(key=key, issuer_key=root_key, **below), top), key)
+    above = {"subject": name("root"), "issuer": name("root"), "ca": True, **(root or {})}
+    below = {"subject": name("att"), "issuer": name("root"), "ca": False, "key": key, **(attestation or {})}
+    top = certificate(key=root_key, issuer_key=root_key, **above)
+    return KeyAndChain((certificate(issuer_key=root_key, **below), top), key)
 
 
 def root_pem(signer: KeyAndChain) -> bytes:

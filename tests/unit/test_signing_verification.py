@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -304,6 +304,20 @@ def test_production_takes_no_rehearsal_and_no_test_key() -> None:
     test = oem_chain("General Use Test Key 0 (for testing only)")
     result = verification.verify(oem_file(certificates.join(test)), ExpectedSignature(root=test[-1]))
     assert ({check.part for check in result.failed}, result.signer) == ({"production"}, SignedBy.TEST)
+
+
+@pytest.mark.parametrize("said", ["QTI general use TEST KEY 4", "only ours (for testing only)"])
+@pytest.mark.parametrize("of", ["attestation", "root"])
+def test_a_test_key_is_one_whichever_part_of_its_name_says_so(of: str, said: str) -> None:
+    names = {"attestation": chains.name("att"), "root": chains.name("root"), of: chains.name(said)}
+    row = {"subject": names["root"], "issuer": names["root"]}
+    bent = chains.bent(attestation={"subject": names["attestation"], "issuer": names["root"]}, root=row)
+    assert for_production(oem_file(certificates.join(bent.chain)), bent.root) == "failed"
+
+
+def test_an_attestation_key_that_anybody_can_find_signs_nothing() -> None:
+    chain = list(chains.bent(attestation={"key": rsa.generate_private_key(65537, 1024)}).chain)
+    assert for_production(oem_file(certificates.join(chain)), chain[-1]) == "failed"
 
 
 def der(chain: list[x509.Certificate]) -> list[bytes]:
