@@ -32,6 +32,7 @@ from hypothesis.stateful import (
 )
 
 from ci.__main__ import VERBS as CI_VERBS
+from ci.gate.options import GateOptions
 from ci.gate.table import GateStage
 from ci.gate.verb import run_gate
 from ci.signing import signed_writer
@@ -223,7 +224,7 @@ class GateLaboratory(Laboratory):
         selection = Selection("wheels", "x86_64-linux", "SM8650", self.store.path, self.reports)
         names = names or tuple(stage.name for stage in stages)
         with silence():
-            return guard(lambda: run_gate(stages, names, selection, []), debug=True)
+            return guard(lambda: run_gate(stages, names, GateOptions(selection, ())), debug=True)
 
     @precondition(lambda self: not small_disk.lacking())
     @rule(kilobytes=st.integers(4, 200))

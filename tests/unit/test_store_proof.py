@@ -270,7 +270,7 @@ class TestWheels:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         place: str,
-        content: bytes,
+        content: bytes | None,
         code: int,
     ) -> None:
         copy = tmp_path / "mine" / VERSION
