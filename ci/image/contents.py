@@ -182,7 +182,8 @@ def inputs_of(plan: ImagePlan, engine: Engine, base: str, trees: Mapping[str, Tr
 
 
 def keep_packages(plan: ImagePlan, engine: Engine, base: str, folder: Path) -> None:
-    """Have what the base lacks of the plan's packages and their dependencies, as locked."""
+    """Have what the base lacks of the plan's packages and their dependencies, or has in an older version, as
+    locked."""
 
     def fetch() -> None:
         sys.stderr.write(f"fetching Debian packages with the apt of {base}\n")
@@ -199,10 +200,14 @@ def keep_packages(plan: ImagePlan, engine: Engine, base: str, folder: Path) -> N
 
 def fetch_packages(names: Sequence[str], engine: Engine, base: str, folder: Path, lock: str = "") -> str:
     """Download packages with the apt of the base; returns the moment of the archive. With a lock, what the
-    base lacks; without one, what any base may lack."""
+    base lacks, and what it has in an older version; without one, these packages and the base's own."""
     environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
     snapshot = re.search(r"^# snapshot: (\d{8}T\d{6}Z)$", lock, re.MULTILINE)
-    environment |= {"SNAPSHOT": snapshot[1] if snapshot else ""} if lock else {"FROM_NOTHING": "yes"}
+    locked = re.findall(r"^([a-z0-9]\S*) ", lock, re.MULTILINE)
+    if lock:
+        environment |= {"SNAPSHOT": snapshot[1] if snapshot else "", "LOCKED": " ".join(locked)}
+    else:
+        environment["FROM_NOTHING"] = "yes"
     process = engine.run(
         base,
         ["sh", "/run/fetch-packages", "/packages", *names],

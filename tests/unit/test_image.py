@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.image.contents import (
+    DOCKER,
     MANIFEST,
     ImagePlan,
     Order,
@@ -34,6 +37,7 @@ from lab.image_pins import newest_base, pin_base
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, IntegrityError, UpstreamError
 from provisioning.base.settings import ROOT
+from tests.support.scripts import script
 
 # What is in one
 
@@ -132,8 +136,28 @@ def test_locked_packages_are_fetched_once_for_each_base(apt: AptInContainer, tmp
     for base in ("base", "base", "other"):
         keep_packages(OF_PACKAGES, apt, base, tmp_path / "packages")
     assert [job["command"][-1] for job in apt.jobs] == ["g++"] * 2
-    assert apt.jobs[0]["environment"]["SNAPSHOT"] == "20261120T000000Z"
+    variables = apt.jobs[0]["environment"]
+    assert (variables["SNAPSHOT"], variables["LOCKED"]) == ("20261120T000000Z", "g++")
     assert packages_in(tmp_path / "packages") == [GPP]
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked"),
+    [
+        ({"LOCKED": "g++ bash libc6"}, ["g++", "bash"]),
+        ({"FROM_NOTHING": "yes"}, ["g++", "bash", "of-the-base"]),
+    ],
+)
+def test_what_the_base_has_of_the_locked_packages_comes_to_their_day(
+    tmp_path: Path, variables: dict[str, str], asked: list[str]
+) -> None:
+    script(tmp_path / "bin" / "dpkg-query", "printf 'bash\nof-the-base\n'")
+    script(tmp_path / "bin" / "apt-get", f'echo "$*" >> {tmp_path}/asked')
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "OWNER": f"{os.getuid()}", **variables}
+    command = ["sh", str(DOCKER / "fetch-packages"), str(tmp_path / "packages"), "g++"]
+    subprocess.run(command, env=environ, check=True, capture_output=True)
+    _, _, names = (tmp_path / "asked").read_text().partition("--download-only ")
+    assert names.split() == asked
 
 
 def test_other_bytes_under_the_same_version_are_refused_each_time(
