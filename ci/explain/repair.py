@@ -14,8 +14,9 @@ from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.options import Floor
 from ci.one_model.output import file_line, keep_origins, require_own, writing_into
-from ci.one_model.product import Outcome, cells_of, smallest
+from ci.one_model.product import Outcome, cells_of
 from ci.one_model.report import ModelReport
+from ci.one_model.smallest_part import smallest
 from ci.suite.precision import MORE_EXACT, written_name
 from provisioning.base import answer
 from provisioning.base.errors import exit_code_of

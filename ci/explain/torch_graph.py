@@ -32,7 +32,8 @@ from ci.explain.torch_values import (
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt, source_of
 from ci.operators import Traits
-from ci.operators.partition import constants_of, is_quantizer, module_of, traits_of
+from ci.operators.node_traits import constants_of, traits_of
+from ci.operators.partition import is_quantizer, module_of
 from provisioning.base.units import decibels
 
 IMPORTS = """\

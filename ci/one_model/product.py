@@ -1,15 +1,13 @@
 """The product of a lane for the user's model, treated as a suite of one: its files, words and outcome, and
-how they are written and printed. Also compares outcomes, and searches for the smallest set that still shows
-one."""
+how they are written and printed; and which of two outcomes is better."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -150,32 +148,6 @@ def cells_of(outcome: Outcome) -> dict[str, str]:
     titles = {"size": "bytes", "ddr": "bytes of DDR"}
     costs = outcome.costs
     return cells | {titles[name]: f"{costs[name]:,.0f}" for name in titles if name in costs}
-
-
-def smallest(
-    items: Sequence[T],
-    first: Callable[[Iterable[tuple[T, ...]]], tuple[T, ...] | None],
-    late: Callable[[], bool] = lambda: False,
-) -> tuple[T, ...]:
-    """Return a part of `items`, in their order, from which no single item can be left out (Zeller's delta
-    debugging).
-
-    `first` receives several parts and returns the first that still shows the outcome, or None."""
-    now, parts = tuple(items), 2
-    while (count := len(now)) > 1:
-        cuts = [count * number // parts for number in range(parts + 1)]
-        chunks = [now[low:high] for low, high in pairwise(cuts)]
-        complements = [(*now[:low], *now[high:]) for low, high in pairwise(cuts)]
-        # Of two parts, each is what the other leaves.
-        candidates = chunks if parts == 2 else [*(chunks if parts < count else ()), *complements]
-        if part := first(candidates):
-            parts = 2 if len(part) <= count // 2 else max(parts - 1, 2)
-            now = part
-        elif parts < count and not late():
-            parts = min(2 * parts, count)
-        else:
-            break
-    return now
 
 
 NOT_TRIED = Outcome()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import re
 import sys
 import time
@@ -19,63 +18,30 @@ from typing import Any
 from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
-from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
-from ci.diagnose.logs import name_data_types
-from ci.models.model_lines import fix_inside, is_inside, place_in_words, source_of
-from ci.operators.partition import (
-    PASS_THROUGH,
-    Partition,
-    PartitionerSpy,
-    is_glue,
-    is_quantizer,
-    module_of,
-    operator_name,
-    restore_builtins,
-    smallest_failing,
-)
-from ci.work import printed_so_far, text_since
+from ci.models.model_lines import fix_inside, is_inside
+from ci.operators.culprit import Culprit, operands_in_words
+from ci.operators.partition import PASS_THROUGH, PartitionerSpy, is_glue, is_quantizer, operator_name
+from ci.operators.partition_parts import Partition, restore_builtins
+from ci.operators.partition_trials import SEARCHED_SECONDS, PartitionTrials, qnn_errors_since
+from ci.work import printed_so_far
 from provisioning.base.commands import Fix, session
 from provisioning.known_faults import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")
-NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
 MANY = 3
 ATTEMPTS = 5
 """Lowering is tried at most this often in search of a fix; each attempt takes as long as the failed one."""
-SEARCHED_SECONDS = 60
-"""These are CPU seconds, because a busy machine must change no finding. After a longer compile, operators are
-tried alone and nothing is lowered again."""
 
+CONSTANT = Fix(
+    "compute the constant once, in __init__, and keep it with register_buffer, or make it an input; {} writes"
+    " the model so",
+    session("repair", "MODEL", "-o", "DIR"),
+)
 
-@dataclass(frozen=True, slots=True)
-class Culprit:
-    """The compiler fails at these nodes of the edge graph; the first one is in the model's own code."""
-
-    nodes: tuple[str, ...]
-    operator: str
-    module: str
-    line: str
-    reason: str
-    fix: str = ""
-    source: str = ""
-    """It is FILE:LINE of the line."""
-
-    @staticmethod
-    def describe(culprits: Sequence[Culprit]) -> str:
-        """Describe the culprits in one sentence; nodes of one line, as in a loop, are named once."""
-        alike: dict[tuple[str, ...], list[Culprit]] = {}
-        for row in culprits:
-            alike.setdefault((row.operator, row.line, row.reason), []).append(row)
-        return CRASHES + "; and of ".join(_sentence(group) for group in alike.values())
-
-
-def _sentence(alike: Sequence[Culprit]) -> str:
-    first = alike[0]
-    names = [culprit.nodes[0] for culprit in alike]
-    node = names[0] if len(names) == 1 else f"{len(names)} nodes, {names[0]} to {names[-1]}"
-    modules = list(dict.fromkeys(culprit.module for culprit in alike if culprit.module))
-    module = f" in {modules[0]}" if len(modules) == 1 else f" in {len(modules)} modules" if modules else ""
-    return f"{first.operator} ({node}){module}{first.line}: {first.reason}"
+RECURRENT = (
+    "export the model as an .onnx: ONNX Runtime compiles recurrent layers as a whole; or give the layer its"
+    " first state as an input: self.rnn(x, h0)"
+)
 
 
 class Search:
@@ -143,61 +109,49 @@ class Search:
         With `alone`, only nodes that fail alone are found: nothing larger is compiled."""
         node, partition = self.node, self.partition
         if node is not None:
-            reason = f"the backend's builder fails: {type(error).__name__}: {error}"
-            nodes = [node, *(partition.constants_of(node) if partition else ())]
-            fix = fix_for(operator_name(node), "", where="builder", reason=str(error))
-            return [_suspect(nodes, reason, str(fix))]
+            return [_culprit_of_builder(node, partition, error)]
         if partition is None:
             return []
-        calls = [node for node in partition.calls if not is_glue(node)]
         if not partition.inputs:
             reason = "QNN cannot compile a partition that holds nothing but constants"
+            calls = [node for node in partition.calls if not is_glue(node)]
             return [self._handed_out(calls, reason), *self._later_constants()]
-        by_name = {node.name: node for node in calls}
-        words = self._errors(self.begin)
-        mentions = [node for error in words for name, node in by_name.items() if _names(error, name)]
-        messages: dict[str, str] = {}
-        deadline = time.process_time() + SEARCHED_SECONDS
-
-        def fails(nodes: Sequence[Node]) -> bool:
-            begin = printed_so_far()
-            # Without an error of QNN's, it is not QNN that fails, but memory or our own part of a graph.
-            errors = self._errors(begin) if partition.error_of(nodes) else []
-            if errors and len(nodes) == 1:
-                messages[nodes[0].name] = _describe_errors(errors)
-            return bool(errors)
-
+        trials = PartitionTrials(partition)
         if alone:
-            failures = []
-            for alike in _kinds(partition.operators):
-                if time.process_time() < deadline and fails(alike[:1]):
-                    failures += alike
-                    messages.update(dict.fromkeys((node.name for node in alike), messages[alike[0].name]))
-            return self._culprits_of(failures, messages, "QNN does not compile it alone", partition)
-        suspects = [node for node in mentions if node in partition.operators]
-        minimal_set = smallest_failing(
-            partition.operators, fails, suspects, lambda: time.process_time() > deadline
-        )
+            failing = trials.find_failing_alone()
+            return self._culprits_of(failing, trials.messages, "QNN does not compile it alone", partition)
+        minimal_set = trials.find_smallest(self._mentioned_in_errors(partition))
         if not minimal_set:
             return []
-        culprit = minimal_set[-1]
-        failures = [culprit]
-        if len(minimal_set) == 1:
-            alike = [node for node in partition.operators if operator_name(node) == operator_name(culprit)]
-            failures += [node for node in alike if node is not culprit and fails([node])]
+        *others, culprit = minimal_set
+        if others:
+            together = ", ".join(f"{operator_name(node)} ({node.name})" for node in others)
+            reason = f"QNN does not compile it after {together}"
+            return self._culprits_of([culprit], {}, reason, partition)
+        failing = [culprit, *trials.find_alike(culprit)]
         reason = "QNN does not compile it, neither in the model nor alone"
-        if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in minimal_set[:-1]):
-            reason, messages = f"QNN does not compile it after {together}", {}
-        return self._culprits_of(failures, messages, reason, partition)
+        return self._culprits_of(failing, trials.messages, reason, partition)
+
+    def _mentioned_in_errors(self, partition: Partition) -> list[Node]:
+        """Return the operators that QNN's errors name, in the order of the errors."""
+        operators = [node for node in partition.operators if not is_glue(node)]
+        mentioned = []
+        for error in qnn_errors_since(self.begin):
+            mentioned += [node for node in operators if _names(error, node.name)]
+        return mentioned
 
     def _culprits_of(
         self, nodes: Collection[Node], messages: Mapping[str, str], reason: str, partition: Partition
     ) -> list[Culprit]:
-        rows = sorted(nodes, key=partition.calls.index)
-        culprits = [
-            self._culprit_of(node, f"{reason}{messages.get(node.name, '')}", partition) for node in rows
-        ]
-        return culprits if partition.live.issuperset(nodes) else [*culprits, *self._later_constants()]
+        """Return the culprits in the order of the program. If one of them is a constant, the constants of
+        later partitions would fail next, so they are culprits, too."""
+        culprits = []
+        for node in sorted(nodes, key=partition.calls.index):
+            message = messages.get(node.name, "")
+            culprits.append(self._culprit_of(node, f"{reason}{message}", partition))
+        if not partition.live.issuperset(nodes):
+            culprits += self._later_constants()
+        return culprits
 
     def _later_constants(self) -> list[Culprit]:
         """Return the constants that a partition which was not compiled yet hands out: it would fail next."""
@@ -213,11 +167,11 @@ class Search:
         nodes = [node, *partition.constants_of(node)]
         if node not in partition.live:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
-        reason, fix = f"{reason}, with {_operands(node)}", fix_inside(node)
+        reason, fix = f"{reason}, with {operands_in_words(node)}", fix_inside(node)
         if not all(map(_is_passed_on, nodes[1:])) and not partition.error_of([node], buffers=True):
             reason += "; it compiles if the constants that it reads are not computed in the program"
             fix = CONSTANT
-        return _suspect(nodes, reason, fix)
+        return Culprit.at(nodes, reason, fix)
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Culprit:
         """Describe a constant that a partition hands out, and say why the operator that uses it is on the
@@ -233,10 +187,7 @@ class Search:
             fix = ""
         elif any(is_inside(node, "torch.nn.modules.rnn") for node in nodes):
             fix = RECURRENT
-        return _suspect(nodes, reason, fix)
-
-    def _errors(self, begin: int) -> list[str]:
-        return [match.strip() for match in NATIVE_ERROR.findall(text_since(begin))]
+        return Culprit.at(nodes, reason, fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,17 +258,6 @@ def naming() -> Iterator[None]:
         yield
 
 
-def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Culprit:
-    line = module = source = ""
-    for node in nodes:
-        source = source_of(node)[0]
-        if source:
-            line, module = f" at {place_in_words(node)}", module_of(node)
-            break
-    names = tuple(node.name for node in nodes)
-    return Culprit(names, operator_name(nodes[0]), module, line, reason, fix, source=source)
-
-
 def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
     """Return the names; many that differ only by their number become one pattern."""
     patterns: dict[str, None] = {}
@@ -330,55 +270,17 @@ def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
     return list(patterns)
 
 
-def _kinds(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Group nodes that differ only in their place and the values of their constants."""
-    kinds: dict[tuple[str, ...], list[Node]] = {}
-    for node in nodes:
-        rest = [argument for argument in node.args if not isinstance(argument, Node)]
-        kind = operator_name(node), _operands(node), str(rest), str(node.kwargs)
-        kinds.setdefault(kind, []).append(node)
-    return list(kinds.values())
-
-
 def _names(error: str, name: str) -> bool:
     return bool(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", error))
 
 
-def _describe_errors(errors: Sequence[str]) -> str:
-    """Describe the first error that says more than that there is no kernel."""
-    for error in errors:
-        if not NO_KERNEL.search(error):
-            return f" ({name_data_types(error)[:200]})"
-    return " (the HTP's compiler has no kernel for it)" if errors else ""
-
-
-def _operands(node: Node) -> str:
-    return ", ".join(map(_operand, node.all_input_nodes)) or "no operand"
-
-
-def _operand(node: Node) -> str:
-    value = node.meta.get("val")
-    shape = list(getattr(value, "shape", ()))
-    dequantizes = "dequantize_per" in operator_name(node) and node.all_input_nodes
-    source = node.all_input_nodes[0] if dequantizes else node
-    attributes = source.meta.get("quant_attrs") or node.meta.get("quant_attrs")
-    if attributes and {"quant_min", "quant_max"} <= attributes.keys():
-        bits = math.ceil(math.log2(attributes["quant_max"] - attributes["quant_min"] + 1))
-        return f"{bits}-bit {shape}"
-    return f"{str(getattr(value, 'dtype', '?')).removeprefix('torch.')} {shape}"
-
-
-CONSTANT = Fix(
-    "compute the constant once, in __init__, and keep it with register_buffer, or make it an input; {} writes"
-    " the model so",
-    session("repair", "MODEL", "-o", "DIR"),
-)
-
-RECURRENT = (
-    "export the model as an .onnx: ONNX Runtime compiles recurrent layers as a whole; or give the layer its"
-    " first state as an input: self.rnn(x, h0)"
-)
-
-
 def _is_passed_on(node: Node) -> bool:
     return is_quantizer(node) or operator_name(node) in PASS_THROUGH
+
+
+def _culprit_of_builder(node: Node, partition: Partition | None, error: BaseException) -> Culprit:
+    """Describe the node at which the partitioner or the backend's builder fails."""
+    constants = partition.constants_of(node) if partition else []
+    reason = f"the backend's builder fails: {type(error).__name__}: {error}"
+    fix = fix_for(operator_name(node), "", where="builder", reason=str(error))
+    return Culprit.at([node, *constants], reason, str(fix))

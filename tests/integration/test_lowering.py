@@ -147,7 +147,7 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_fix_that_works_w
 def test_an_operator_leaves_a_partition_with_the_constants_that_are_computed_for_it() -> None:
     import torch
 
-    from ci.operators.partition import Partition
+    from ci.operators.partition_parts import Partition
 
     class Shifted(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

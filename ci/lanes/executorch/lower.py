@@ -42,14 +42,10 @@ from ci.models.factory import copy_sample
 from ci.models.model_lines import place_in_words, source_of
 from ci.models.user_model import BadFactory
 from ci.operators import CpuOperator, GraphPart, Traits
-from ci.operators.failing_operators import SEARCHED_SECONDS, Search, Workaround, workaround_of
-from ci.operators.partition import (
-    PartitionerSpy,
-    cpu_kernels,
-    delegated_nodes,
-    left_on_cpu,
-    partition_of,
-)
+from ci.operators.failing_operators import Search, Workaround, workaround_of
+from ci.operators.node_traits import delegated_nodes
+from ci.operators.partition import PartitionerSpy, cpu_kernels, left_on_cpu, partition_of
+from ci.operators.partition_trials import SEARCHED_SECONDS
 from ci.work import printed_so_far, text_since, trouble_of_error
 from provisioning.base.commands import join_fixes
 

@@ -45,7 +45,7 @@ from ci.models.inputs import Array, order_files
 from ci.models.untouched import remember_libraries, users_modules
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
-from ci.operators.partition import restore_builtins
+from ci.operators.partition_parts import restore_builtins
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import Runner, call_runner
 from ci.work import NOT_CACHED, Answer, doing, read, reader, reporting, to_json
