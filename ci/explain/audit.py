@@ -65,33 +65,48 @@ def text_lines(rows: AuditRows) -> Iterator[str]:
     """Yield a table of operators by precision, the cost of the CPU's part, then each operator on the CPU with
     its line."""
     compiled = {scheme: row for scheme, row in rows.items() if isinstance(row, AuditRow)}
-    tables = {scheme: cells_of(row) for scheme, row in compiled.items()}
-    names = sorted(
-        {name for cells in tables.values() for name in cells},
-        key=lambda name: (all("cpu" not in cells.get(name, "") for cells in tables.values()), name),
-    )
-    lines = [("operator", *rows)]
-    for name in names:
-        cells = [tables[scheme].get(name, "-") if scheme in tables else FAILED for scheme in rows]
-        lines.append((name, *cells))
+    yield from align(_table(rows, compiled))
+    yield from _cpu_lines(compiled)
+    yield from _error_lines(rows)
+    for scheme, row in compiled.items():
+        if kept := row.kept_on_cpu:
+            nodes = ", ".join(f'"{name}"' for name in kept.cpu_nodes)
+            yield f"{scheme}: {kept.because}"
+            yield f"  → kept on the CPU here: cpu_nodes = [{nodes}]"
+
+
+def _table(rows: AuditRows, compiled: Mapping[str, AuditRow]) -> list[tuple[str, ...]]:
+    """Return a line for each operator and each cost, with a cell for each precision. What stays on the CPU
+    at some precision comes first."""
+    operators = {scheme: cells_of(row) for scheme, row in compiled.items()}
     costs = {scheme: _costs(row) for scheme, row in compiled.items()}
-    titles = dict.fromkeys(title for cells in costs.values() for title in cells)
+    names, on_cpu = set[str](), set[str]()
+    for cells in operators.values():
+        names.update(cells)
+        on_cpu.update(name for name, cell in cells.items() if "cpu" in cell)
+    lines = [("operator", *rows)]
+    for name in [*sorted(on_cpu), *sorted(names - on_cpu)]:
+        cells_of_name = [
+            operators[scheme].get(name, "-") if scheme in compiled else FAILED for scheme in rows
+        ]
+        lines.append((name, *cells_of_name))
+    titles: dict[str, None] = {}
+    for costs_of_scheme in costs.values():
+        titles |= dict.fromkeys(costs_of_scheme)
     for title in titles:
         lines.append((title, *(costs.get(scheme, {}).get(title, "") for scheme in rows)))
-    yield from align(lines)
-    yield from _cpu_lines(compiled)
-    errors: dict[tuple[str, str], list[str]] = {}
+    return lines
+
+
+def _error_lines(rows: AuditRows) -> Iterator[str]:
+    """Yield each error, once for all precisions that have it."""
+    schemes_by_error: dict[tuple[str, str], list[str]] = {}
     for scheme, row in rows.items():
         if isinstance(row, NoProgram):
-            errors.setdefault((row.error, row.fix), []).append(scheme)
-    for (error, fix), schemes in errors.items():
+            schemes_by_error.setdefault((row.error, row.fix), []).append(scheme)
+    for (error, fix), schemes in schemes_by_error.items():
         yield f"{', '.join(schemes)}: {error}"
         yield f"  → {fix}"
-    for scheme, compiled_row in compiled.items():
-        if fallback := compiled_row.kept_on_cpu:
-            nodes = ", ".join(f'"{name}"' for name in fallback.cpu_nodes)
-            yield f"{scheme}: {fallback.because}"
-            yield f"  → kept on the CPU here: cpu_nodes = [{nodes}]"
 
 
 def _costs(row: AuditRow) -> dict[str, str]:
@@ -107,12 +122,17 @@ def cells_of(row: AuditRow) -> dict[str, str]:
     cpu = Counter(operator.operator for operator in row.cpu)
     cells = {}
     for name in {*row.delegated, *cpu}:
-        parts = [f"{row.delegated[name]} htp"] if name in row.delegated else []
-        cells[name] = ", ".join([*parts, f"{cpu[name]} cpu"] if cpu[name] else parts)
+        parts = []
+        if name in row.delegated:
+            parts.append(f"{row.delegated[name]} htp")
+        if name in cpu:
+            parts.append(f"{cpu[name]} cpu")
+        cells[name] = ", ".join(parts)
     return cells
 
 
 def _cpu_lines(rows: Mapping[str, AuditRow]) -> Iterator[str]:
+    """Yield each operator on the CPU with its precisions. Operators with the same fix are followed by it."""
     schemes_of: dict[tuple[str, str, str, bool, str], list[str]] = {}
     for scheme, row in rows.items():
         for operator in row.cpu:

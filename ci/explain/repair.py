@@ -1,104 +1,26 @@
-"""Run `repair`: rewrite a model where known faults meet it, compile and run it, and compare it with what it
-was."""
+"""Run `repair`: find the fewest rewrites that help a model, and write and print what became of it."""
 
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from ci.explain.fewest_rewrites import Repair, fewest_of
 from ci.explain.lane import AnyModelLane, outcome_of
-from ci.explain.rewriting import Rewritten, RewrittenPlace
+from ci.explain.rewriting import RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.options import Floor
 from ci.one_model.output import file_line, keep_origins, require_own, writing_into
 from ci.one_model.product import Outcome, cells_of
 from ci.one_model.report import ModelReport
-from ci.one_model.smallest_part import smallest
 from ci.suite.precision import MORE_EXACT, written_name
 from provisioning.base import answer
 from provisioning.base.errors import exit_code_of
 from provisioning.base.rendering import plural
 from provisioning.base.units import align
 from provisioning.known_faults import fix_at
-
-Rules = tuple[tuple[str, ...], ...]
-"""It has for each rewrite the rules that ask for it."""
-
-
-@dataclass(frozen=True)
-class Repair:
-    """It says what became of a model."""
-
-    model: OneModel
-    before: Outcome
-    rewritten: Rewritten
-    together: Outcome | None
-    """It is the outcome with every rewrite; None if there is none."""
-    after: Outcome | None
-    """It is the outcome with the fewest rewrites that help; None if none does."""
-    refused: Sequence[RewrittenPlace]
-
-    @property
-    def now(self) -> Outcome:
-        return self.after or self.before
-
-    @property
-    def rows(self) -> dict[str, Outcome]:
-        return {"before": self.before, "after": self.after} if self.after else {"before": self.before}
-
-
-def fewest_of(lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None, before: Outcome) -> Repair:
-    """Rewrite, prove, compile and compare, and keep the fewest rewrites with which the model is as good as
-    with any that were tried. `only` limits the rewrites to these faults; `before` is the outcome without
-    any."""
-    rewritten = lane.rewritten(model, only)
-    all_rules = tuple(dict.fromkeys(change.rules for change in rewritten.places))
-    trials: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
-
-    def outcome_with(choice: Rules) -> Outcome:
-        if choice not in trials:
-            rules = tuple(rule for names in choice for rule in names)
-            part = rewritten if choice == all_rules else lane.rewritten(model, rules)
-            candidate = rewritten_model(model, part)
-            trials[choice] = part, outcome_of(lane, candidate) if candidate else before
-            if len(all_rules) > 1:
-                sys.stderr.write(f"  with {', '.join(rules)}: {trials[choice][1].summary_line()}\n")
-        return trials[choice][1]
-
-    winner: Rules = ()
-    best = before
-    if all_rules and (together := outcome_with(all_rules)).improves_on(before):
-        winner, best = all_rules, together
-    # Together they may do harm.
-    for rules in all_rules if not winner else ():
-        if (result := outcome_with((*winner, rules))).improves_on(best):
-            winner, best = (*winner, rules), result
-
-    def first(parts: Iterable[Rules]) -> Rules | None:
-        return next((part for part in parts if not best.improves_on(outcome_with(part))), None)
-
-    winner = smallest(winner, first)
-    rewrite, after = trials[winner]
-    refused = [change for change in rewritten.changes if change.refused]
-    words = f"it gains nothing on the emulator: {after.summary_line()} without it"
-    refused += [replace(change, refused=words) for change in rewritten.places if change.rules not in winner]
-    with_all = trials[all_rules][1] if all_rules else None
-    return Repair(model, before, rewrite, with_all, after if winner else None, refused)
-
-
-def rewritten_model(model: OneModel, rewritten: Rewritten) -> OneModel | None:
-    """Return the rewritten model, with the samples of the first; None if nothing was rewritten."""
-    if not rewritten.model or not rewritten.places:
-        return None
-    options = model.options.rewritten()
-    if rewritten.samples:
-        inferences = rewritten.compared or options.inferences
-        options = replace(options, calibrate=str(rewritten.samples), inferences=inferences)
-    return replace(model, typed=str(rewritten.model), options=options)
-
 
 FILES = (".py", ".pt2", ".onnx")
 """A model is in a file with one of these endings; else it is named as a module."""

@@ -8,5 +8,6 @@ from ci.explain.torch_pads import PADS
 from ci.explain.torch_pools import POOLS
 from ci.explain.torch_recurrent import RECURRENT
 from ci.explain.torch_rewrites import REWRITES
+from ci.explain.torch_styles import STYLES
 
-BY_NAME = REWRITES | LAYERS | PADS | POOLS | RECURRENT | ESCAPES
+BY_NAME = REWRITES | LAYERS | PADS | POOLS | RECURRENT | STYLES | ESCAPES

@@ -56,6 +56,21 @@ def reads_of(node: Node) -> set[Any]:
     return {user.args[1] if len(user.args) > 1 else None for user in node.users}
 
 
+SQUARES = (aten.square.default, aten.pow.Tensor_Scalar, aten.mul.Tensor)
+
+
+def square_of(node: object) -> Node | None:
+    """Return what a node squares; None if it is no square."""
+    if not isinstance(node, Node) or node.target not in SQUARES:
+        return None
+    if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
+        return None
+    if node.target is aten.mul.Tensor and node.args[0] is not node.args[1]:
+        return None
+    operand = node.args[0]
+    return operand if isinstance(operand, Node) else None
+
+
 def _sizes(arguments: Sequence[Any]) -> Sequence[int]:
     return arguments[0] if arguments else ()
 

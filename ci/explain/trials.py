@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ci.explain.cause import SECONDS, Cause
+from ci.explain.fewest_rewrites import fewest_of
 from ci.explain.lane import AnyModelLane, outcome_of
-from ci.explain.repair import fewest_of
 from ci.explain.rewriting import RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
@@ -70,7 +70,8 @@ class Proofs:
 
     @property
     def helping(self) -> list[str]:
-        """They are the fixes that help: first edits of one line, then those that make the program green."""
+        """They are the fixes that help: edits of one line first, and then those that make the program green
+        before those that do not."""
         return sorted([*self.repairing, *self.nearer], key=lambda words: words not in self.edits)
 
     @property
@@ -92,10 +93,12 @@ class Proofs:
             self.late.append(words)
         elif not helps(after, before):
             self.failures.append(words)
+        elif after.green:
+            self.repairing.append(words)
         else:
-            (self.repairing if after.green else self.nearer).append(words)
-            if candidate.edit:
-                self.edits[words] = candidate.edit
+            self.nearer.append(words)
+        if words in self.helping and candidate.edit:
+            self.edits[words] = candidate.edit
 
 
 def _describe_outcome(outcome: Outcome) -> str:
@@ -203,9 +206,10 @@ def _rewrites(
         yield Candidate(str(edit), lambda: _outcome_of_edit(lane, model, edit), edit)
     rules = _rules_of(at_cause)
     yield _repair_candidate(lane, model, rules, before)
+    all_rules = _rules_of(places)
     # Where the compiler is at fault, the next place may end it as well.
-    if cause is not None and cause.in_compiler and rules != (every := _rules_of(places)):
-        yield _repair_candidate(lane, model, every, before)
+    if cause is not None and cause.in_compiler and rules != all_rules:
+        yield _repair_candidate(lane, model, all_rules, before)
 
 
 def _rules_of(places: Sequence[RewrittenPlace]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, reword_error
 from ci.diagnose.logs import name_data_types
@@ -36,6 +38,8 @@ LIBRARIES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """The partitioner takes an operator into a delegate, or says why not."""
+
     operator: str
     supported: bool
     reason: str
@@ -50,7 +54,8 @@ class PartitionerSpy:
     not cover."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     users: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    current: Any = None
+    """It maps each node that was looked at to those that read it."""
+    current: Node | None = None
     """It is the node that the partitioner is looking at, or at which it failed."""
 
     @contextmanager
@@ -61,7 +66,7 @@ class PartitionerSpy:
         handler = logging.Handler()
         handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
 
-        def watch(checker: Any, submodules: Any, node: Any) -> bool:
+        def watch(checker: Any, submodules: Any, node: Node) -> bool:
             messages.clear()
             begin = printed_so_far()
             self.users[node.name] = tuple(user.name for user in node.users)
@@ -83,17 +88,11 @@ class PartitionerSpy:
             qnn_partitioner.logger.removeHandler(handler)
 
 
-def _reason(messages: list[str], native: str, node: Any) -> str:
+def _reason(messages: Sequence[str], native_log: str, node: Node) -> str:
     """Return the partitioner's reason, and after a failed validation also the backend's."""
     message = next((line.partition(" | ")[2] for line in reversed(messages) if " | " in line), "")
     if message == "False":
-        errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
-        detail = next((text for text in errors if not text.startswith("Requested")), "")
-        # Without the node's name, the same of several nodes is said once.
-        detail = reword_error(detail)
-        detail = name_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
-        integers = f" ({OF_INTEGERS})" if "datatypes" in detail and _gives_integers(node) else ""
-        return REFUSES + (f": {detail.rstrip('.')}" if detail else "") + integers
+        return _reason_of_backend(native_log, node)
     if message in ("Skipped", "Forced Fallback"):
         return "it is kept on the CPU: cpu_nodes or --keep-on-cpu, or as the compiler crashes on it"
     if not message and node.op == "call_function":
@@ -101,7 +100,22 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
     return message
 
 
-def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> list[CpuOperator]:
+def _reason_of_backend(native_log: str, node: Node) -> str:
+    """Return why the backend's validation refuses a node, by the first error of its log that says more than
+    which operator it is."""
+    errors = [error.strip() for error in NATIVE_ERROR.findall(native_log)]
+    detail = reword_error(next((error for error in errors if not error.startswith("Requested")), ""))
+    # Without the node's name, the same of several nodes is said once.
+    detail = name_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
+    reason = REFUSES
+    if detail:
+        reason += f": {detail.rstrip('.')}"
+    if "datatypes" in detail and _gives_integers(node):
+        reason += f" ({OF_INTEGERS})"
+    return reason
+
+
+def left_on_cpu(graph: Graph, watch: PartitionerSpy, kernels: Collection[str]) -> list[CpuOperator]:
     """Return the operators outside the delegates. Operators without a decision were added after the
     partitioner ran."""
     operators = []
@@ -126,7 +140,7 @@ def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> 
     return operators
 
 
-def _gives_integers(node: Any) -> bool:
+def _gives_integers(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
 
@@ -145,21 +159,21 @@ def has_kernel(operator: str, kernels: Collection[str]) -> bool:
     return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
 
 
-def is_volume_convolution(node: Any) -> bool:
+def is_volume_convolution(node: Node) -> bool:
     """Whether a convolution has more than four dimensions, which ExecuTorch's CPU kernel does not accept."""
     value = node.args[0].meta.get("val") if operator_name(node) == "aten.convolution.default" else None
     return value is not None and value.dim() > 4
 
 
-def is_glue(node: Any) -> bool:
+def is_glue(node: Node) -> bool:
     return operator_name(node) in (DELEGATE, *PASS_THROUGH)
 
 
-def is_quantizer(node: Any) -> bool:
+def is_quantizer(node: Node) -> bool:
     return node.op == "call_function" and "quantize_per" in operator_name(node)
 
 
-def operator_name(node: Any) -> str:
+def operator_name(node: Node) -> str:
     name = getattr(node.target, "__name__", str(node.target))
     return str(name)
 
@@ -171,13 +185,13 @@ def module_path(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
 
 
-def module_of(node: Any) -> str:
+def module_of(node: Node) -> str:
     """Return the name in named_modules() of the node's module; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return module_path(stack[-1][0]) if stack else ""
 
 
-def partition_of(program: Any, backend: str = "htp") -> list[GraphPart]:
+def partition_of(program: ExportedProgram, backend: str = "htp") -> list[GraphPart]:
     """Return the lowered graph as runs of operators, in order: each in a delegate or on the CPU, with its
     operators."""
     parts: list[tuple[str, Counter[str]]] = []
@@ -194,7 +208,7 @@ def partition_of(program: Any, backend: str = "htp") -> list[GraphPart]:
     return [GraphPart(where, row.total(), dict(row)) for where, row in parts]
 
 
-def _operators_of(graph: Any) -> Iterator[Any]:
+def _operators_of(graph: Graph) -> Iterator[Node]:
     for node in graph.nodes:
         if node.op == "call_function" and operator_name(node) not in PASS_THROUGH:
             yield node

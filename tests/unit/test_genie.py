@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from ci.lanes.llm.genie import reply_to
+from ci.lanes.llm.genie_process import reply_to
 from ci.lanes.llm.orders import ForcedText, GenieOrder, GenieReply, SpokenText
 
 CONTEXT, END, WORDS = 8, 99, 3

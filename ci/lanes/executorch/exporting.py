@@ -33,7 +33,7 @@ computed."""
 def _export_runs(request: ExportRequest) -> ExportedRuns:
     """Return what each program depends on of the model, and the line of each node."""
     os.chdir(request.working_folder)
-    runs = dict[str, ExportedRun]()
+    runs: dict[str, ExportedRun] = {}
     lines: dict[str, tuple[str, str]] = {}
     for name, run in request.runs.items():
         order = replace(request, run=run, run_of_model={})
@@ -42,15 +42,19 @@ def _export_runs(request: ExportRequest) -> ExportedRuns:
         try:
             runs[name] = _exported_run(ChipModel.of(order), request.chips.get(name, ()), lines)
         except BadFactory as error:
-            more = {"fix": error.fix, "missing": error.missing}
-            runs[name] = ExportedRun(error=error_reply("factory", str(error), **more))
+            reply = error_reply("factory", str(error), fix=error.fix, missing=error.missing)
+            runs[name] = ExportedRun(error=reply)
     try:
         require_untouched()
     except NoDigest as error:
-        runs = {name: run if run.error else ExportedRun(not_cached=str(error)) for name, run in runs.items()}
-    annotated = [row for run in runs.values() for row in run.annotated.values()]
-    modules = {*modules_in(Path(request.search_path)), *(file for row in annotated for file in row.modules)}
-    libraries = {*loaded_libraries(), *(file for row in annotated for file in row.libraries)}
+        for name, exported in runs.items():
+            if not exported.error:
+                runs[name] = ExportedRun(not_cached=str(error))
+    modules, libraries = set(modules_in(Path(request.search_path))), set(loaded_libraries())
+    for exported in runs.values():
+        for annotated in exported.annotated.values():
+            modules.update(annotated.modules)
+            libraries.update(annotated.libraries)
     return ExportedRuns(
         runs=runs, lines=lines, modules=tuple(sorted(modules)), libraries=tuple(sorted(libraries))
     )
@@ -59,6 +63,7 @@ def _export_runs(request: ExportRequest) -> ExportedRuns:
 def _exported_run(
     chip_model: ChipModel, chips: Sequence[str], lines: dict[str, tuple[str, str]]
 ) -> ExportedRun:
+    """Return what the run's programs depend on, and add the lines of its nodes to `lines`."""
     run, annotated = chip_model.run, dict[str, Annotated]()
     rows: dict[str, Metric] = {
         "samples": digest_of_tensors(chip_model.compared),
@@ -99,6 +104,7 @@ def _annotated(chip_model: ChipModel) -> Annotated:
 
 
 def _annotate(chip_model: ChipModel) -> Annotated:
+    """Run the annotations, and return the digest of what they make and the files that they import."""
     # Annotations alone need ExecuTorch.
     from ci.lanes.executorch.quantization import annotated_digest
 
@@ -112,8 +118,10 @@ def _annotate(chip_model: ChipModel) -> Annotated:
 
 
 def _flags() -> dict[str, Metric]:
-    flags = {name: getattr(torch, name)() for name in FLAGS}
-    return {name: str(value) for name, value in {**flags, "mkldnn": torch.backends.mkldnn.enabled}.items()}
+    """Return torch's global settings."""
+    flags: dict[str, Metric] = {name: str(getattr(torch, name)()) for name in FLAGS}
+    flags["mkldnn"] = str(torch.backends.mkldnn.enabled)
+    return flags
 
 
 _request_of = reader(ExportRequest)

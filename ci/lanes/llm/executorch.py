@@ -35,7 +35,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resize_decoder
 from ci.lanes.llm.genie import PROGRAM
-from ci.lanes.llm.graphs import Encoding, Step, call, outputs_of_rows, samples
+from ci.lanes.llm.graphs import Encoding, Step, inputs_of_call, outputs_of_rows, samples
 from ci.lanes.llm.orders import CompileOrder, Written
 from ci.lanes.llm.tokenizer import SETTINGS, TEMPLATE
 from ci.models.inputs import Array, Sample
@@ -72,7 +72,7 @@ class RunnerLayout(nn.Module):
 
     def inputs(self, tokens: Sequence[int], position: int, caches: Sequence[Tensor]) -> tuple[Tensor, ...]:
         decoder = self.decoder
-        sample = call(decoder.shape, decoder.context, decoder.count, tokens, position, {}, far=FAR)
+        sample = inputs_of_call(decoder.shape, decoder.context, decoder.count, tokens, position, {}, far=FAR)
         places = np.arange(position, position + decoder.count)
         return (
             torch.from_numpy(sample["input_ids"]),

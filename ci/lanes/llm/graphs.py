@@ -58,6 +58,7 @@ floats."""
 
 
 def export(decoder: Any, path: Path) -> None:
+    """Write a decoder as an .onnx, with its weights beside it."""
     import torch
 
     with torch.no_grad(), quiet():
@@ -76,7 +77,7 @@ def export(decoder: Any, path: Path) -> None:
     gc.collect()
 
 
-def call(
+def inputs_of_call(
     shape: Architecture,
     context: int,
     count: int,
@@ -125,7 +126,7 @@ def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
 
     assert len(row) == decoder.context
     empty = empty_caches(decoder.shape, range(decoder.first, decoder.last), 0)
-    inputs = call(decoder.shape, len(row), len(row), row, 0, empty, name=decoder.inputs[0])
+    inputs = inputs_of_call(decoder.shape, len(row), len(row), row, 0, empty, name=decoder.inputs[0])
     with torch.no_grad():
         outputs = decoder(*(torch.from_numpy(inputs[name]) for name in decoder.inputs))
     return {name: tensor.numpy() for name, tensor in zip(decoder.outputs, outputs, strict=True)}
@@ -157,7 +158,10 @@ def blocks(
             before = (slice(None),) * place_axis(name) + (slice(0, start),)
             cache[before] = outputs[name.replace("_in", "_out")][before]
         block = row[start : start + count]
-        yield start, call(decoder.shape, context, count, block, start, caches, name=decoder.inputs[0])
+        yield (
+            start,
+            inputs_of_call(decoder.shape, context, count, block, start, caches, name=decoder.inputs[0]),
+        )
 
 
 def samples(
@@ -269,7 +273,7 @@ def quantize(
             add_qtype_converts=False,
         )
         run_quantizer(str(graph), str(output), config)
-    _integers_at_the_edges(output)
+    _remove_edge_conversions(output)
 
 
 def _encoding_of(low: float, high: float) -> Encoding:
@@ -282,14 +286,11 @@ def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) ->
     """Return the encodings that all graphs of a model use, because Genie refuses two graphs that encode a
     tensor differently. `outputs` are the float model's, of whole rows."""
     limits = np.iinfo(CACHE)
-    encodings = {
-        **{
-            f"{rope}position_ids_{kind}": Encoding("uint16", 2 / 65535, 32768)
-            for rope in ropes
-            for kind in ("cos", "sin")
-        },
-        "attention_mask": Encoding("uint16", -FAR / 65535, 65535),
-    }
+    encodings: dict[str, Encoding] = {}
+    for rope in ropes:
+        for kind in ("cos", "sin"):
+            encodings[f"{rope}position_ids_{kind}"] = Encoding("uint16", 2 / 65535, 32768)
+    encodings["attention_mask"] = Encoding("uint16", -FAR / 65535, 65535)
     ranges: dict[str, tuple[float, float]] = {}
     for row in outputs:
         for name, values in row.items():
@@ -342,39 +343,38 @@ def _matrices_of_layers(graph: Any) -> list[str]:
     return [node.input[1] for node in products if node.input[1] in constants]
 
 
-def _integers_at_the_edges(path: Path) -> None:
+def _remove_edge_conversions(path: Path) -> None:
     """Remove the conversions at inputs and outputs: Genie itself converts, and caches stay integers."""
     model = onnx.load(str(path))
     graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    readers: dict[str, list[Any]] = {}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in dict.fromkeys(node.input):
             readers.setdefault(name, []).append(node)
     makers = {output: node for node in graph.node for output in node.output}
     for value in graph.input:
-        users = readers.get(value.name, [])
-        if users and all(user.op_type == "QuantizeLinear" for user in users):
-            value.type.tensor_type.elem_type = constants[users[0].input[2]].data_type
-            for user in users:
-                _replace_input(readers.get(user.output[0], []), user.output[0], value.name)
-                graph.node.remove(user)
+        converters = readers.get(value.name, [])
+        if converters and all(node.op_type == "QuantizeLinear" for node in converters):
+            value.type.tensor_type.elem_type = types[converters[0].input[2]]
+            for converter in converters:
+                _replace_input(readers.get(converter.output[0], []), converter.output[0], value.name)
+                graph.node.remove(converter)
     for value in graph.output:
         converter = makers[value.name]
         if converter.op_type != "DequantizeLinear":
             continue
-        integers, consumers = converter.input[0], readers.get(value.name, [])
-        value.type.tensor_type.elem_type = constants[converter.input[2]].data_type
+        value.type.tensor_type.elem_type = types[converter.input[2]]
+        # What computes the integers takes the output's name, and what else reads the floats another one.
+        integers, others = converter.input[0], readers.get(value.name, [])
         _replace_input(readers[integers], integers, value.name)
         maker = makers[integers]
         maker.output[list(maker.output).index(integers)] = value.name
-        if consumers:
-            converter.output[0] = f"{value.name}_float"
-            _replace_input(
-                [node for node in consumers if node is not converter], value.name, converter.output[0]
-            )
-        else:
+        if not others:
             graph.node.remove(converter)
+            continue
+        converter.output[0] = f"{value.name}_float"
+        _replace_input([node for node in others if node is not converter], value.name, converter.output[0])
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
 
@@ -393,8 +393,10 @@ def edge_encodings(path: Path) -> dict[str, Encoding]:
     edges = {value.name for value in (*graph.input, *graph.output)}
     encodings: dict[str, Encoding] = {}
     for node in graph.node:
-        name = {"DequantizeLinear": node.input[:1], "QuantizeLinear": node.output[:1]}.get(node.op_type, [])
-        if name and name[0] in edges:
+        if node.op_type not in ("DequantizeLinear", "QuantizeLinear"):
+            continue
+        integers = node.input[0] if node.op_type == "DequantizeLinear" else node.output[0]
+        if integers in edges:
             scale, zero = (numpy_helper.to_array(constants[name]) for name in node.input[1:3])
-            encodings[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
+            encodings[integers] = Encoding(str(zero.dtype), float(scale), int(zero))
     return encodings

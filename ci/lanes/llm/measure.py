@@ -19,9 +19,9 @@ from ci.lanes.llm.genie import CONFIG, forced_logits
 from ci.lanes.llm.graphs import (
     Step,
     blocks,
-    call,
     compared_places,
     empty_caches,
+    inputs_of_call,
     outputs_of,
     place_axis,
 )
@@ -269,7 +269,7 @@ class GraphReader:
         for start in range(0, len(tokens), self.count):
             block = tokens[start : start + self.count]
             outputs = self.step(
-                call(self.shape, self.context, self.count, block, self.position, self._caches)
+                inputs_of_call(self.shape, self.context, self.count, block, self.position, self._caches)
             )
             for name in (name for name in outputs if name.startswith("past_")):
                 self._keep(name.replace("_out", "_in"), outputs[name], len(block))

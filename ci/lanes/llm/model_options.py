@@ -21,6 +21,8 @@ OF_RUN = "a program that is run by itself is not cached"
 
 @dataclass(frozen=True)
 class LlmOptions(ModelOptions):
+    """Says how a language model is compiled and run."""
+
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
             "calibration",
@@ -104,7 +106,7 @@ class LlmOptions(ModelOptions):
 
 
 OPTIONS = LlmOptions
-
+"""The commands for one model read the lane's options by this name."""
 
 CHECK = ("check",)
 HELD_OUT = MANIFESTS / "texts" / "held-out.txt"

@@ -133,25 +133,33 @@ class Rounding:
     """Maps the number of a layer to the values that replace its input."""
 
     def __call__(self, name: str, values: Tensor, bits: int = 0, *, cache: bool = False) -> Tensor:
-        if self.phase == "pass":
-            return values
+        """Take an activation by its name. `bits` are its own, if not the scheme's."""
+        if self.phase == "see":
+            self._widen(name, values, cache=cache)
         if self.phase == "round":
-            low, high = self.ranges.get(name, (0.0, 0.0))
-            if self.scheme.wider and not cache:
-                low, high = widen_range(low, high)
-            # Ranges of caches are our own.
-            least = 1e-9 if cache else self.scheme.least
-            return round_values(values, low, high, bits or self.scheme.bits, least)
+            return self._round(name, values, bits or self.scheme.bits, cache=cache)
+        return values
+
+    def _widen(self, name: str, values: Tensor, *, cache: bool) -> None:
+        """Widen the range of the activation to hold these values."""
         low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
         if cache:
             high = max(-low, high) * MARGIN
             low = -high
-        ends = self.ranges.get(name, (low, high))
-        self.ranges[name] = min(low, ends[0]), max(high, ends[1])
-        return values
+        before = self.ranges.get(name, (low, high))
+        self.ranges[name] = min(low, before[0]), max(high, before[1])
+
+    def _round(self, name: str, values: Tensor, bits: int, *, cache: bool) -> Tensor:
+        low, high = self.ranges.get(name, (0.0, 0.0))
+        if self.scheme.wider and not cache:
+            low, high = widen_range(low, high)
+        # Ranges of caches are our own.
+        least = 1e-9 if cache else self.scheme.least
+        return round_values(values, low, high, bits, least)
 
 
 def round_values(values: Tensor, low: float, high: float, bits: int, least: float) -> Tensor:
+    """Round values to integers of so many bits, which stand for a range; to fp16 if there are no bits."""
     if not bits:
         return values.half().float()
     most = 2**bits - 1
@@ -162,6 +170,7 @@ def round_values(values: Tensor, low: float, high: float, bits: int, least: floa
 
 
 def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
+    """Round a matrix as the scheme does: with one scale for all of it, or with one for each of its rows."""
     bits = scheme.head if scheme.head and name == "lm_head" else scheme.weights
     if bits and (not scheme.by_channel or bits == scheme.head):
         low, high = min(0.0, float(weight.min())), max(0.0, float(weight.max()))
@@ -176,15 +185,20 @@ def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
 
 @dataclass(frozen=True)
 class RoundedModel:
-    """`exact` and `rounded` are the logits of rows; `outputs` is what float's layers hand on while they read
-    one. Keys, values and hidden values are named as the graphs' outputs."""
+    """Holds a model that was rounded, with what it and the float model computed."""
 
     reference: Any
+    """This is transformers' model; its weights are rounded."""
     rounding: Rounding
     exact: list[Array]
+    """The float model gave these logits for each row."""
     rounded: list[Array]
+    """The rounded model gave these."""
     row: Sequence[int]
+    """All that the layers hand on is known of this row."""
     outputs: Mapping[str, Array]
+    """The float model's layers handed this on. Keys, values and hidden values are named as the graphs'
+    outputs."""
 
     def outputs_from(self, cuts: Sequence[int]) -> dict[str, Array]:
         """Return the rounded model's outputs if each layer of `cuts` gets what the float model's layer
@@ -238,32 +252,33 @@ def _hook_rounding(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
     AttentionInterface.register(ATTENTION, functools.partial(_attention, rounding))
     reference.config._attn_implementation = ATTENTION
 
-    def after(name: str, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
+    def round_output(name: str, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
         return rounding(name, output)
 
-    def before(name: str, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def round_input(name: str, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounding(f"{name} input", inputs[0]), *inputs[1:])
 
-    def into(layer: int, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def replace_input(layer: int, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounding.inputs.get(layer, inputs[0]), *inputs[1:])
 
-    def out_of(layer: int, _module: Any, _inputs: Any, output: Any) -> Any:
+    def keep_hidden(layer: int, _module: Any, _inputs: Any, output: Any) -> Any:
         # Gemma 3's layers give a tuple.
         first, *rest = output if isinstance(output, tuple) else (output,)
-        hidden = rounding.outputs[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", first)
+        hidden = rounding(f"layer {layer}", first)
+        rounding.outputs[f"hidden_{layer + 1}"] = hidden
         return (hidden, *rest) if isinstance(output, tuple) else hidden
 
     linear: dict[str, nn.Linear] = {}
     for name, module in reference.named_modules():
         if isinstance(module, nn.Linear):
             linear[name] = module
-            module.register_forward_pre_hook(functools.partial(before, name))
+            module.register_forward_pre_hook(functools.partial(round_input, name))
         if isinstance(module, nn.Linear | nn.Embedding):
-            module.register_forward_hook(functools.partial(after, name))
+            module.register_forward_hook(functools.partial(round_output, name))
         elif isinstance(module, GradientCheckpointingLayer):
             layer = int(name.rpartition(".")[2])
-            module.register_forward_pre_hook(functools.partial(into, layer))
-            module.register_forward_hook(functools.partial(out_of, layer))
+            module.register_forward_pre_hook(functools.partial(replace_input, layer))
+            module.register_forward_hook(functools.partial(keep_hidden, layer))
         elif type(module).__name__.endswith("Norm"):
             module.register_forward_hook(functools.partial(_norm, rounding, name))
         elif isinstance(module, nn.SiLU | SiLUActivation):
