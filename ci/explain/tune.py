@@ -14,7 +14,8 @@ from ci.explain.losses import GroupScore, ScoreRequest
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
 from ci.one_model.smallest_part import smallest
-from ci.suite.accuracy import METRIC, below_floor, describe_figures
+from ci.suite.figures import METRIC, describe_figures
+from ci.suite.limits import below_floor
 from ci.suite.precision import TWO_PRECISIONS, written_name
 from ci.suite.programs import Program, TaskMetric
 from provisioning.base.errors import CheckFailed, UsageError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.explain.index_choices import IndexChoice, choices_of
+from ci.explain.index_operators import IndexChoice, choices_of
 from ci.explain.torch_graph import TorchGraph
 from ci.lanes.executorch import CHOSEN
 from ci.lanes.executorch.export import ChipModel

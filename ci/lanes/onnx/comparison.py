@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
-from ci.explain.index_choices import CHOOSERS, choices_of
+from ci.explain.index_operators import CHOOSERS, choices_of
 from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.onnx.model_file import load_graph
 from ci.lanes.onnx.orders import Accuracy

@@ -1,4 +1,4 @@
-"""Find what the indices that a model returns chose among.
+"""Find the operators whose indices a model returns, and what they chose among.
 
 An `argmax` gives an index, and not how close the second-best value was. So that an index which points at an
 equally good value counts as right, the values are needed among which the operator chose, and how far apart

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from ci.explain.graph import Graph
-from ci.explain.index_choices import choices_of
+from ci.explain.index_operators import choices_of
 from ci.explain.onnx_graph import OnnxGraph
 from tests.support.repaired_nets import Net
 
