@@ -11,13 +11,14 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import changed, engine, long_tests, needs, shards, small_disk, whole
+from tests.support import changed, engine, long_tests, needs, shards, small_disk, templates, whole
 from tests.support.sources import forget
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
@@ -48,10 +49,10 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def one_template() -> Iterator[None]:
-    """One process makes the imports for the work of all tests of a file."""
+    """One process makes the imports for the work of all tests of a file, or of the whole run."""
     from ci.work.schedule import sharing_templates
 
-    with sharing_templates():
+    with templates.shared(), sharing_templates():
         yield
 
 
@@ -104,6 +105,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("QNN_CI_RUN", None)
     whole.set_examples(config)
     changed.choose_tests(config)
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        # xdist's workers find it by the variable.
+        with ExitStack() as stack:
+            stack.enter_context(templates.serving())
+            config.add_cleanup(stack.pop_all().close)
 
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from provisioning.base.settings import ROOT, store_path
 from provisioning.manifest import load_profile, load_socs
 from tests.support import programs
 from tests.support.builds import write_build
+from tests.support.installed import installed_site
 from tests.support.onnx_models import conv_model, write
 from tests.support.scripts import locked_environment
 from tests.support.sdk import sdk_root
@@ -27,14 +27,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by the backend that pyproject.toml names, in its newest release, as `pip install` builds it."""
-    into = tmp_path_factory.mktemp("a site")
-    uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, "build", "--quiet", "--wheel", "-o", into, ROOT], check=True)
-    (wheel,) = into.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(into / "site-packages")
-    return into / "site-packages" / "qnn_ci"
+    return installed_site(tmp_path_factory) / "qnn_ci"
 
 
 @pytest.fixture

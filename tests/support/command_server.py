@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.work.digests import content_of, site_folders
+from tests.support import templates
 
 MOST_BYTES = 1 << 17
 """Of a command with its environment."""
@@ -110,6 +111,7 @@ def main(channel: int) -> None:
         del sys.modules[f"{package}.__main__"]
     for module in LATER:
         importlib.import_module(module)
+    templates.use_shared()
     heavy = sorted(sys.modules.keys() & set(HEAVY))
     assert not heavy, heavy
     gc.collect()

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from pydantic import Field, model_validator
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import ROOT, project, store_path
 from provisioning.components import KINDS
+from tests.support.installed import installed_site
 from tests.support.journey_files import FILES
 from tests.support.scripts import locked_environment, script
 from tests.support.typed import typed
@@ -171,6 +171,21 @@ SHARED = ("trees", "downloads", "locks", "staging", "cache/results/runner")
 """Of the user's store. The runner is built in place, for all tests of a run."""
 
 
+COMMAND = shlex.quote(str(Path(__file__).with_name("journey_command.py")))
+PYTHON = """\
+flags=
+while :; do
+  case "$1" in
+    -u) flags="$flags -u"; shift ;;
+    -X) flags="$flags -X $2"; shift 2 ;;
+    *) break ;;
+  esac
+done
+[ "$1 $2" != "-m ci" ] || exec {python} $flags {command} "$@"
+exec {python} $flags "$@\""""
+"""The Python of every environment."""
+
+
 def _shared(factory: pytest.TempPathFactory) -> Path:
     """The programs and the store of all stages of a run, whichever worker has them."""
     run = factory.getbasetemp()
@@ -178,9 +193,9 @@ def _shared(factory: pytest.TempPathFactory) -> Path:
     own = factory.mktemp("stage")
     if shared.is_dir():
         return shared
-    for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
-        locked_environment(own / "environments", lock.stem)
     python = shlex.quote(sys.executable)
+    for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
+        locked_environment(own / "environments", lock.stem, PYTHON.format(python=python, command=COMMAND))
     script(own / "bin" / "nox", f'exec {python} -m nox -f {shlex.quote(str(ROOT / "noxfile.py"))} "$@"')
     script(own / "bin" / "python", f'exec {python} "$@"')
     for name in SHARED:
@@ -195,17 +210,13 @@ def _shared(factory: pytest.TempPathFactory) -> Path:
 
 def _installed(factory: pytest.TempPathFactory) -> Path:
     """The folder of a `qnn-ci` as a wheel installs it, with a cache of its own."""
-    folder = factory.mktemp("installed")
-    uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, "build", "--quiet", "--wheel", "-o", folder, ROOT], check=True)
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    start = f"import sys; sys.path[0] = {str(folder / 'site')!r}; import qnn_ci; sys.exit(qnn_ci.main())"
+    site = installed_site(factory)
+    start = f"import sys; sys.path[0] = {str(site)!r}; import qnn_ci; sys.exit(qnn_ci.main())"
     program = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(start)}"
-    cache = f"export XDG_CACHE_HOME={shlex.quote(str(folder / 'cache'))}"
-    script(folder / "bin" / "qnn-ci", f'{cache}\n{program} "$@"')
-    return folder / "bin"
+    cache = f"export XDG_CACHE_HOME={shlex.quote(str(site.parent / 'cache'))}"
+    folder = factory.mktemp("installed")
+    script(folder / "qnn-ci", f'{cache}\n{program} "$@"')
+    return folder
 
 
 class Stage:

@@ -14,9 +14,13 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from ci.lanes.executorch.steps import home_of
 from ci.suite.runner import DIST
+from ci.work.child import closed_environment
+from ci.work.schedule import asking
 from provisioning.base.settings import ROOT
 from provisioning.dist import OURS
+from tests.support import templates
 from tests.support.sdk import qnn_environment, sdk_root
 
 
@@ -140,28 +144,15 @@ def file_store(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield
 
 
-MAKE_PROGRAMS = """
-import gc, sys, pathlib
-# Else a sixth of the time goes into looking for garbage.
-gc.set_threshold(50_000)
-from tests.support import runner_programs
-runner_programs.main(pathlib.Path(sys.argv[1]))
-"""
-
-
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = shared_folder(tmp_path_factory) / "programs"
     with FileLock(f"{into}.lock"):
         if not (into / "types.txt").is_file():
-            subprocess.run(
-                [sys.executable, "-c", MAKE_PROGRAMS, into],
-                cwd=ROOT,
-                env=qnn_environment(),
-                capture_output=True,
-                timeout=600,
-                check=True,
-            )
+            home = home_of(closed_environment(qnn_environment()), into.parent)
+            log = into.with_suffix(".log")
+            with templates.shared(), asking(home, "tests.support.runner_programs:make", log, 600) as ask:
+                ask(into=str(into))
     return into
 
 

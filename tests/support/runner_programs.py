@@ -1,6 +1,6 @@
-"""Small programs for the runner, exported in a process of their own.
+"""Small programs for the runner, exported in a fork of a process that has imported torch.
 
-`main` writes each NAME.pte with NAME_in<i>.raw, NAME.txt (the input list) and NAME_ref<i>.raw (what eager
+`make` writes each NAME.pte with NAME_in<i>.raw, NAME.txt (the input list) and NAME_ref<i>.raw (what eager
 PyTorch gives).
 """
 
@@ -8,6 +8,7 @@ PyTorch gives).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ def save_for_htp(into: Path, name: str, model: torch.nn.Module, example: tuple[A
     keep(into, name, program, model, example)
 
 
-def main(into: Path) -> None:
+def make(request: Mapping[str, object]) -> dict[str, object]:
+    into = Path(str(request["into"]))
     torch.manual_seed(0)
     into.mkdir(parents=True, exist_ok=True)
     pair = (torch.randn(2, 3), torch.randn(2, 3))
@@ -168,3 +170,4 @@ def main(into: Path) -> None:
             torch.randn(3).to(torch.float16),
         ),
     )
+    return {}
