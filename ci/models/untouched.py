@@ -372,6 +372,8 @@ def remember_libraries() -> None:
     global _libraries
     remember_operators()
     _libraries = Libraries.imported()
+    # Forks of this process have these modules too. Now that it is known where each lies, they need not look.
+    list(users_modules())
 
 
 def require_untouched() -> None:
