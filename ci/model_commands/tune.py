@@ -85,7 +85,7 @@ def _write(result: Tuned, model: OneModel, report: ModelReport) -> int:
     """Write the precision of each operator, if a mixture keeps the limits."""
     from ci.explain.tune import document, settings_of, text_lines, wrong
     from ci.one_model.output import file_line, keep_origins, require_own, writing_into
-    from ci.suite.suite_file import PRECISION_SUFFIX, precision_text
+    from ci.suite.precision_file import PRECISION_SUFFIX, precision_text
 
     answer.add(model=model.typed, **document(result))
     print("\n".join(text_lines(result)))

@@ -1,12 +1,10 @@
 """Read the file of a suite, which has cases and their runs in any lane. Each lane says which fields belong to
-it. Also read a precision file, which `tune` writes: the precision of a model, and the operators that have
-another one."""
+it."""
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,60 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, StringConstraints, create_model
 
 from ci.models.wheels import PinnedWheel
-from provisioning.base.command_line import Parser
+from ci.suite.precision_file import resolve_precision_file
 from provisioning.base.commands import session
 from provisioning.base.documents import Document, Model, load, parse, read
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.toml import Place
-
-PRECISION_SUFFIX = ".precision.toml"
-
-
-class PrecisionFile(Model):
-    lane: Literal["executorch", "onnx"]
-    """The lane whose names the operators have."""
-    precision: str
-    nodes: dict[str, tuple[str, ...]] = Field(default={})
-    """Maps another precision to the operators that have it; `*` in a name matches anything."""
-
-
-def read_precision(path: Path, lane: str) -> PrecisionFile:
-    file = load(path, PrecisionFile)
-    if file.lane != lane:
-        fix = "tune the model in this lane: each lane names operators in its own way"
-        owner = f"{lane!r}, whose program it is for"
-        raise ManifestError(path, "lane", expected=owner, found=repr(file.lane), fix=fix)
-    return file
-
-
-def precision_file_of(path: Path | None, lane: str) -> PrecisionFile | None:
-    """Read the precision file that a command line names."""
-    return read_precision(Parser.user_folder() / path, lane) if path else None
-
-
-def precision_text(lane: str, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
-    lines = [f"# {comment}", f'lane = "{lane}"', f'precision = "{precision}"', "", "[nodes]"]
-    for name, members in nodes.items():
-        rows = "".join(f"    {json.dumps(member, ensure_ascii=False)},\n" for member in members)
-        lines.append(f'"{name}" = [\n{rows}]')
-    return "\n".join(lines) + "\n"
-
-
-def resolve_precision_file(run: Mapping[str, object], folder: Path, lane: str) -> dict[str, object]:
-    """Replace a run's precision file by its content: the content, not the name, decides what is compiled."""
-    file = run.get("precision_file")
-    if not isinstance(file, str):
-        return dict(run)
-    path = folder / file
-    for field in ("precision", "nodes"):
-        if field in run:
-            raise ManifestError(
-                path, field, expected="it in the precision file alone", found="it beside precision_file",
-                fix=f"remove {field}, or precision_file",
-            )  # fmt: skip
-    return {**run, **read_precision(path, lane).model_dump(mode="json", exclude={"lane"})}
-
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -204,39 +154,90 @@ class SuiteFile:
 
 
 def parse_suite(document: Document, path: Path, form: LaneForm | None = None) -> SuiteFile:
+    """Read a suite. If a lane's form is given, its own cases are checked and read, too.
+
+    A case belongs to all lanes that it has runs of: each lane gets a case with its own fields and runs."""
     file = parse(document, _File, path)
-    forms = lanes() if form is None else {**lanes(), form.lane: form.fields}
-    raw: dict[str, dict[str, Document]] = {}
-    places: dict[tuple[str, str], list[int]] = {}
+    fields_by_lane = lanes() if form is None else {**lanes(), form.lane: form.fields}
+    _refuse_unknown_lanes(document["case"], fields_by_lane, path)
+    cases_by_lane: dict[str, dict[str, _OwnCase]] = {}
     for name, case in document["case"].items():
-        where = f"case.{name}"
-        for number, run in enumerate(case["run"]):
-            if run["lane"] not in forms:
-                place, one_of = f"{where}.run.{number}.lane", f"one of {', '.join(forms)}"
-                raise ManifestError(path, place, expected=one_of, found=repr(run["lane"]))
-        own = {run["lane"]: forms[run["lane"]].case for run in case["run"]}
-        # What no lane knows is refused with the other mistakes of the case.
-        elsewhere = {field for fields in own.values() for field in fields}
-        for number, run in enumerate(case["run"]):
-            lane = run["lane"]
-            fields = {
-                key: value
-                for key, value in case.items()
-                if key != "run" and (key in own[lane] or key not in elsewhere)
-            }
-            own_case = raw.setdefault(lane, {}).setdefault(name, {**fields, "run": []})
-            own_run = {key: value for key, value in run.items() if key != "lane"}
-            own_case["run"].append(resolve_precision_file(own_run, path.parent, lane))
-            places.setdefault((lane, name), []).append(number)
-    cases = {}
-    if form and form.lane in raw:
-        cases = _cases(form, raw[form.lane], path, functools.partial(_place, places, form.lane))
+        for own_case in _split_by_lane(case, fields_by_lane, path.parent):
+            cases_by_lane.setdefault(own_case.lane, {})[name] = own_case
+    own_cases = cases_by_lane.get(form.lane, {}) if form else {}
+    cases = _parse_cases(form, own_cases, path) if form and own_cases else {}
     head = SuiteHead.model_validate({name: getattr(file, name) for name in SuiteHead.model_fields})
-    names = [name for name, value in head if value]
-    if names and form and [form.lane] == [*raw] and not form.runs_user_code:
-        expected, found = "a lane that runs code of the user's", f"runs of lane {form.lane} alone"
-        raise ManifestError(path, names[0], expected=expected, found=found, fix=f"remove {names[0]}")
-    return SuiteFile(path, head, tuple(raw), cases)
+    if form and [form.lane] == [*cases_by_lane] and not form.runs_user_code:
+        _refuse_head(head, form.lane, path)
+    return SuiteFile(path, head, tuple(cases_by_lane), cases)
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnCase:
+    """A lane's part of a case."""
+
+    lane: str
+    document: Document
+    runs: tuple[int, ...]
+    """The numbers that its runs have in the file, among those of all lanes."""
+
+
+def _refuse_unknown_lanes(cases: Document, known: Iterable[str], path: Path) -> None:
+    for name, case in cases.items():
+        for number, run in enumerate(case["run"]):
+            if run["lane"] not in known:
+                place = f"case.{name}.run.{number}.lane"
+                raise ManifestError(
+                    path, place, expected=f"one of {', '.join(known)}", found=repr(run["lane"])
+                )
+
+
+def _split_by_lane(
+    case: Document, fields_by_lane: Mapping[str, LaneFields], folder: Path
+) -> Iterator[_OwnCase]:
+    """Yield each lane's part of a case, in the order of the lanes' first runs."""
+    lane_names = list(dict.fromkeys(run["lane"] for run in case["run"]))
+    known = {field for lane in lane_names for field in fields_by_lane[lane].case}
+    for lane in lane_names:
+        # What no lane knows is refused with the other mistakes of the case.
+        own_case = {
+            field: value
+            for field, value in case.items()
+            if field != "run" and (field in fields_by_lane[lane].case or field not in known)
+        }
+        numbers, runs = [], []
+        for number, run in enumerate(case["run"]):
+            if run["lane"] == lane:
+                own_run = {field: value for field, value in run.items() if field != "lane"}
+                runs.append(resolve_precision_file(own_run, folder, lane))
+                numbers.append(number)
+        yield _OwnCase(lane, {**own_case, "run": runs}, tuple(numbers))
+
+
+def _refuse_head(head: SuiteHead, lane: str, path: Path) -> None:
+    """Refuse what a suite says about code of the user's, if its only lane runs none."""
+    for name, value in head:
+        if value:
+            raise ManifestError(
+                path,
+                name,
+                expected="a lane that runs code of the user's",
+                found=f"runs of lane {lane} alone",
+                fix=f"remove {name}",
+            )
+
+
+def _parse_cases(form: LaneForm, cases: Mapping[str, _OwnCase], path: Path) -> dict[str, Any]:
+    """Read a lane's own cases. An error names the place in the file, which counts the runs of all lanes."""
+
+    def place_in_file(place: Place) -> Place:
+        if len(place) > 3 and place[2] == "run" and isinstance(place[3], int):
+            return (*place[:3], cases[str(place[1])].runs[place[3]], *place[4:])
+        return place
+
+    model = create_model("Cases", __base__=Model, case=(dict[str, form.case], ...))  # type: ignore[name-defined]
+    document = {"case": {name: case.document for name, case in cases.items()}}
+    return dict(dict(parse(document, model, path, place_in_file))["case"])
 
 
 def accepted_path(suite: Path, profile: str) -> Path:
@@ -264,18 +265,3 @@ def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
         f"{file.path} has no run with lane = {form.lane!r}, so nothing for {stage}; its stages are {text}",
         fix=session(first, "--suite", file.path),
     )
-
-
-def _place(places: Mapping[tuple[str, str], list[int]], lane: str, place: Place) -> Place:
-    """Translate a place among a lane's own cases into the place in the file, which counts the runs of all
-    lanes."""
-    if len(place) > 3 and place[2] == "run" and isinstance(place[3], int):
-        return (*place[:3], places[lane, str(place[1])][place[3]], *place[4:])
-    return place
-
-
-def _cases(
-    form: LaneForm, cases: Mapping[str, Document], path: Path, place: Callable[[Place], Place]
-) -> dict[str, Any]:
-    model = create_model("Cases", __base__=Model, case=(dict[str, form.case], ...))  # type: ignore[name-defined]
-    return dict(dict(parse({"case": dict(cases)}, model, path, place))["case"])

@@ -14,7 +14,7 @@ that has made the imports. The worker uses `reporting`, `doing` and `quiet`, and
 | `request` | what a piece of work is asked: values, files and folders, from which its key is made |
 | `cached_steps` | the steps of a lane: looked up, run, kept |
 | `schedule`, `template`, `child` | processes that do work: begun, forked, and seen from inside |
-| `outcome` | how work ended: a record, a failure, or trouble of the machine |
+| `outcome`, `trouble`, `reasons`, `logs` | how work ended, and whether the machine is to blame |
 | `plain` | records as JSON |
 | `digests`, `results`, `results_archive` | content as digests; the cache; the cache for another machine |
 """
@@ -29,18 +29,24 @@ if TYPE_CHECKING:
     from ci.work.child import *
     from ci.work.digests import *
     from ci.work.jobs import *
+    from ci.work.logs import *
     from ci.work.outcome import *
     from ci.work.plain import *
+    from ci.work.reasons import *
     from ci.work.request import *
     from ci.work.results import *
     from ci.work.results_archive import *
     from ci.work.schedule import *
     from ci.work.template import *
+    from ci.work.trouble import *
 
 MODULES = (
     "jobs",
     "plain",
     "request",
+    "trouble",
+    "reasons",
+    "logs",
     "outcome",
     "digests",
     "child",

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ci.work.child import NOT_CACHED
 from ci.work.jobs import Job, Line, WorkOptions
-from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of, trouble_of_error
+from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of
 from ci.work.plain import Facts, read
 from ci.work.request import key_of, sent_request
 from ci.work.results import CachedResults, ExportReply, Key, Lines, relocate_lines, surroundings
 from ci.work.schedule import ChildTask, Exports, Home, run_tasks
 from ci.work.template import TEMPORARY
+from ci.work.trouble import trouble_of_error
 from provisioning.base.errors import ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ci.work import outcome
 from ci.work.digests import known_folders
+from ci.work.trouble import InTrouble, trouble_of_error
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
@@ -146,7 +146,7 @@ def log_answer(answer: Answer, order: Order) -> dict[str, object]:
                 traceback.print_exc()
                 raise
     except Exception as error:
-        if trouble := outcome.trouble_of_error(error, places_of(order)):
+        if trouble := trouble_of_error(error, places_of(order)):
             return {"trouble": asdict(trouble)}
         raise
 
@@ -170,8 +170,8 @@ def places_of(order: Mapping[str, object]) -> list[Path]:
 def blame(error: BaseException, order: Mapping[str, object]) -> None:
     """Raise InTrouble if the machine is to blame. Called by workers whose replies contain the errors of the
     work."""
-    if trouble := outcome.trouble_of_error(error, places_of(order)):
-        raise outcome.InTrouble(trouble) from error
+    if trouble := trouble_of_error(error, places_of(order)):
+        raise InTrouble(trouble) from error
 
 
 NOT_CACHED = "not_cached"

@@ -36,19 +36,10 @@ from ci.work.jobs import (
     longest_first,
     memory_budget,
 )
-from ci.work.outcome import (
-    Failure,
-    Refused,
-    TaskOutcome,
-    how_it_ended,
-    opened_log,
-    reply_of,
-    tail,
-    task_outcome,
-    trouble_of_error,
-    trouble_of_text,
-)
+from ci.work.logs import opened_log, tail
+from ci.work.outcome import Failure, Refused, TaskOutcome, reply_of, task_outcome
 from ci.work.template import ORDER, READY, REPLY
+from ci.work.trouble import how_it_ended, trouble_of_error, trouble_of_text
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.progress import bar_for
 from provisioning.base.settings import ROOT

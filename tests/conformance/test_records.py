@@ -20,7 +20,7 @@ from ci.suite.lane_head import (
     TUNE,
 )
 from ci.suite.options import Choice, StageFlags
-from ci.suite.suite_file import PrecisionFile
+from ci.suite.precision_file import PrecisionFile
 from provisioning.base.command_line import Parser, Verb, module_of
 from provisioning.base.option_fields import declared_options
 from provisioning.base.settings import ROOT

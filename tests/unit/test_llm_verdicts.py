@@ -34,8 +34,8 @@ from ci.lanes.llm.verdicts import (
     part_row,
     window_of,
 )
+from ci.work import Failure, InTrouble, Result
 from ci.work.child import reporting
-from ci.work.outcome import Failure, InTrouble, Result
 from ci.work.plain import read, to_json
 from provisioning.base.settings import ROOT
 

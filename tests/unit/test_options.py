@@ -19,7 +19,7 @@ from ci.model_commands import audit, compile, divergence, quantize
 from ci.model_commands.typed_model import heads_of_models, one_model_of, options_of
 from ci.suite.lane_head import AUDIT, COMPILE, DIVERGENCE, QUANTIZE, LaneHead
 from ci.suite.options import LANGUAGE_TIMEOUT, Choice, stage_options
-from ci.suite.suite_file import precision_text
+from ci.suite.precision_file import precision_text
 from ci.work.jobs import WorkOptions
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import ManifestError, UsageError

@@ -14,8 +14,8 @@ import pytest
 
 from ci.suite.runner import call_runner
 from ci.work.jobs import idle_seconds
-from ci.work.outcome import (
-    Failure,
+from ci.work.outcome import Failure
+from ci.work.trouble import (
     InTrouble,
     Trouble,
     trouble_of_ending,
@@ -154,7 +154,7 @@ def test_the_processors_that_a_container_may_not_use_are_not_free_for_its_work(
 PROBE = """\
 import sys
 from pathlib import Path
-from ci.work.outcome import Failure, trouble_of_ending, trouble_of_error
+from ci.work import Failure, trouble_of_ending, trouble_of_error
 places = [Path(sys.argv[1]) / "not there yet"]
 trouble = trouble_of_error(RuntimeError("cannot write it"), places)
 print(trouble.kind if trouble else "", trouble.message if trouble else "")

@@ -17,8 +17,8 @@ from ci.lanes.upstream.stage import verdict_of as verdict_of_result
 from ci.lanes.upstream.suite import Part, SuiteKeyContext, UpstreamVerdict, reasons_of, upstream_suites
 from ci.lanes.upstream.worker import part_of_report, verdict_of
 from ci.suite.runner import Runner
+from ci.work import Failure, InTrouble, Result
 from ci.work.jobs import Job
-from ci.work.outcome import Failure, InTrouble, Result
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.stage_run import StageRun

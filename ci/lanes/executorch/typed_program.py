@@ -27,9 +27,9 @@ from ci.one_model.packages import needs_of_model
 from ci.one_model.product import NoGraph, require_fp16
 from ci.suite.findings import not_passed
 from ci.suite.precision import scheme_named
+from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE
 from ci.suite.runner import ready_runner
-from ci.suite.suite_file import precision_file_of
 from ci.work import Result
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError

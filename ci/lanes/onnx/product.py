@@ -64,9 +64,9 @@ from ci.one_model.product import Outcome, Product, require_fp16
 from ci.suite.figures import against_in_words, describe_figures
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
 from ci.suite.precision import precision_named, refuse_floats
+from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results, run_cached_step
-from ci.suite.suite_file import precision_file_of
 from ci.work import NOTHING, Nothing, Result, Step, asking, read, require_done, to_json
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
