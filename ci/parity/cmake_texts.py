@@ -1,4 +1,4 @@
-"""CMake's files as they are written: commands with the line of every word, and generator expressions."""
+"""CMake's files as they are written: commands with the line of every word, lists, generator expressions."""
 
 from __future__ import annotations
 
@@ -114,6 +114,27 @@ def block(text: str, line: int) -> list[CMakeCommand]:
         if depth <= 0:
             break
     return body
+
+
+def list_elements(value: str) -> list[str]:
+    """The elements of a CMake list."""
+    if "[" not in value and "\\" not in value:
+        return value.split(";") if value else []
+    elements, depth, element, position = [], 0, "", 0
+    while position < len(value):
+        sign = value[position]
+        if sign == "\\" and value[position + 1 : position + 2] == ";":
+            element += ";"
+            position += 2
+            continue
+        depth += {"[": 1, "]": -1}.get(sign, 0)
+        if sign == ";" and depth <= 0:
+            elements.append(element)
+            element, depth = "", 0
+        else:
+            element += sign
+        position += 1
+    return [*elements, element]
 
 
 class Unevaluable(Exception):
