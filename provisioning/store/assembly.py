@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
+from provisioning.base.errors import ArchiveError, EnvironmentLacking, IntegrityError, UsageError
 from provisioning.base.files import TreeFile
 from provisioning.components import QNN_SDK, identity_of
 from provisioning.manifest import Component, Part
@@ -59,7 +59,9 @@ class Assembly:
             if self._forget(parts):
                 flags = licences.flags(self.store.path, [self.component])
                 again = ("provision", "--component", self.name, *flags)
-                error.fix = Fix("{}; what was downloaded is forgotten; to try again: {}", error.fix, again)
+                fix = Fix("what was downloaded is forgotten; to try again: {}", again)
+                # What an archive's own fix tells to remove is not there any more.
+                error.fix = fix if isinstance(error, ArchiveError) else Fix("{}; {}", error.fix, fix)
             raise
         if text := sdk_yaml(self.name, self.component, origins, items):
             path = self.staging / "tree" / "sdk.yaml"

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from provisioning.base.commands import Fix
 from provisioning.base.errors import (
     IntegrityError,
     UpstreamError,
@@ -244,7 +245,12 @@ def test_a_page_in_place_of_an_sdk_without_a_hash_is_forgotten(house: House, tmp
     unpinned = component(house.server.url("/v2.37.zip"))
     with pytest.raises(IntegrityError) as refused:
         house.store.provision("qnn-sdk", unpinned, trust_first_download=True)
-    assert "--trust-first-download" in refused.value.fix
+    fix = refused.value.fix
+    assert isinstance(fix, Fix)
+    (command,) = (part for part in fix.parts if isinstance(part, tuple))
+    assert "--trust-first-download" in command
+    # It tells to remove no file: the page is gone.
+    assert not list(house.store.downloads.iterdir()) and "rm " not in fix
     assert house.store.provision("qnn-sdk", unpinned, trust_first_download=True).root.is_dir()
 
 
