@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 _TABLES = ("DT_STRTAB", "DT_SYMTAB", "DT_GNU_HASH", "DT_HASH", "DT_VERNEED")
 
 
-def damaged_name(path: Path) -> str:
+def damaged_name(path: Path) -> str | None:
     """The name of a symbol or a version that does not fit its hash, which the linker wrote beside it: a byte
-    of one of them was changed since. Empty if there is none."""
+    of one of them was changed since. None if all fit."""
     from elftools.common.exceptions import ELFError
     from elftools.construct import ConstructError
     from elftools.elf.elffile import ELFFile
 
     with open_regular(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return next(_damaged_names(ELFFile(stream), data), "")
+            return next(_damaged_names(ELFFile(stream), data), None)
         except (ELFError, ConstructError, struct.error, IndexError, ValueError, OverflowError) as error:
             return f"({str(error) or type(error).__name__})"
 

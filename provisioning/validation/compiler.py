@@ -37,6 +37,13 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
         if not answer.made_device:
             yield _refusal(_unopened_library(context, answer) or soc, soc, answer, tree)
             continue
+        if not answer.compiles:
+            yield Problem(
+                soc,
+                f"the compiler creates an HTP device, and compiles no program of one layer: {answer.detail}",
+                Fix("restore the SDK's libraries: {}", ("store", "repair")) if tree.origin == "store" else "",
+            )
+            continue
         builds = {build_id for library in context.libraries for build_id in library.build_ids}
         if builds and answer.build_id not in builds:
             yield Problem(

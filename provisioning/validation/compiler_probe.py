@@ -1,4 +1,5 @@
-"""Ask executorch's compiler for a device, in a process of its own, because a wrong pair may crash.
+"""Ask executorch's compiler for a device, and for a program of one layer, in a process of its own, because a
+wrong pair may crash.
 
 Run as a script, this module is that process. It imports the adaptor and no torch, which takes 0.25 s.
 """
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _MARK = "qnn-ci-probe: "
 _SECONDS = 120
@@ -23,9 +25,11 @@ class Answer:
     """How far the compiler came. `device`: it created one. `absent`: no compiler is installed here."""
 
     step: str
-    """The failed step, or the last: `absent`, `adaptor`, `build id`, `soc`, `backend`, `device`;
+    """The failed step, or the last: `absent`, `adaptor`, `build id`, `soc`, `backend`, `device`, `program`;
     `probe` if this module could not ask."""
     made_device: bool = False
+    compiles: bool = True
+    """Whether the program is what it should be; True if nobody asked for one."""
     build_id: str = ""
     code: int | None = None
     """QNN's error code."""
@@ -60,18 +64,21 @@ def understand(output: str, status: int, interpreter: str) -> Answer:
             log.append(line.strip())
     errors = [line for line in log if re.search(r"\[ERROR\]|Error\b|^[EF] \d\d:|Fail", line)]
     codes = [int(match[1] or match[2]) for line in errors for match in [_CODE.search(line)] if match]
-    is_created = fields["step"] == "device" and fields.get("result") == "ok"
+    is_done = fields.get("result") == "ok"
+    is_created = fields["step"] == "program" or (fields["step"] == "device" and is_done)
+    compiles = fields["step"] != "program" or is_done
     detail = fields.get("detail", "")
-    if not is_created and not detail:
+    if not (is_created and compiles) and not detail:
         detail = "; ".join(_plain(line) for line in dict.fromkeys(errors))
         if status < 0:
             detail = f"it was ended by signal {-status}" + (f" after: {detail}" if detail else "")
     return Answer(
         fields["step"],
         is_created,
+        compiles,
         fields.get("build_id", ""),
         None if is_created or not codes else codes[-1],
-        detail or ("" if is_created else f"it ended with status {status}"),
+        detail or ("" if is_created and compiles else f"it ended with status {status}"),
         interpreter,
         frozenset(fields.get("chips", "").split()),
     )
@@ -134,8 +141,56 @@ def _main(soc: str) -> int:
         sys.stdout.flush()
         os._exit(1)
     _say(step="device", result="ok")
+    try:
+        layer = _layer(adaptor)
+    except (AttributeError, TypeError):
+        # The adaptor of another executorch makes layers otherwise.
+        return 0
+    _say(step="program", result="")
+    manager.InitContext([_GRAPH])
+    try:
+        program = bytes(manager.Compile([_GRAPH], [[layer.GetOpWrapper()]]))
+    except RuntimeError as error:
+        _say(detail=str(error))
+        return 1
+    lacking = [name for name in (_GRAPH, _INPUT, _OUTPUT) if name.encode() not in program]
+    if lacking:
+        _say(detail=f"its program of {len(program)} bytes names no {' and no '.join(lacking)}")
+        return 1
+    _say(result="ok")
     manager.Destroy()
     return 0
+
+
+_GRAPH, _INPUT, _OUTPUT = "forward", "input_0_x", "output_y"
+_WIDTH = 32
+
+
+def _layer(adaptor: Any) -> Any:
+    """A layer with 8-bit weights, which every chip takes."""
+    import numpy as np
+
+    kinds = adaptor.Qnn_TensorType_t
+    encoding = adaptor.Qnn_QuantizationEncoding_t.QNN_QUANTIZATION_ENCODING_SCALE_OFFSET
+    weights = (np.arange(_WIDTH * _WIDTH) % 256).astype(np.uint8).reshape(_WIDTH, _WIDTH)
+
+    def tensor(name: str, kind: object, shape: list[int], data: Any = None) -> Any:
+        content = np.array([], np.uint8) if data is None else data
+        form = (adaptor.Qnn_DataType_t.QNN_DATATYPE_UFIXED_POINT_8, encoding, {"scale": 0.1, "offset": -128})
+        return adaptor.TensorWrapper(
+            name, kind, *form, len(shape), shape, [0] * len(shape), content, data is not None
+        )
+
+    row = [1, _WIDTH]
+    layer = adaptor.PyQnnOpWrapper("layer", "qti.aisw", "FullyConnected")
+    layer.AddInputTensors(
+        [
+            tensor(_INPUT, kinds.QNN_TENSOR_TYPE_APP_WRITE, row),
+            tensor("weights", kinds.QNN_TENSOR_TYPE_STATIC, [_WIDTH, _WIDTH], weights),
+        ]
+    )
+    layer.AddOutputTensors([tensor(_OUTPUT, kinds.QNN_TENSOR_TYPE_APP_READ, row)])
+    return layer
 
 
 def _flatc() -> str:

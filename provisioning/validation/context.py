@@ -196,7 +196,7 @@ def _damaged_names(libraries: Iterable[Library], sdk: ComponentTree | None) -> d
     required = [library for library in libraries if library.elf and table().requires(library.name)]
     names = {library.place: damaged_name(library.path) for library in required}
     words = "is damaged: the name of a symbol or version does not fit its hash:"
-    return {place: f"{words} {name[:100]}" for place, name in names.items() if name}
+    return {place: f"{words} {name[:100]!r}" for place, name in names.items() if name is not None}
 
 
 def looked_at(

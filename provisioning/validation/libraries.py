@@ -40,7 +40,7 @@ def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
 @rule("required-libraries")
 def required_libraries(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
-    if not (tree.path / "include" / "QNN").is_dir() and not tree.is_composed:
+    if not any(tree.path.glob("include/QNN/*.h")) and not tree.is_composed:
         yield Problem(
             tree.label,
             "has no include/QNN, the headers that every build needs",

@@ -53,6 +53,7 @@ def write_sdk(root: Path) -> Path:
     """A QNN SDK in the official layout, for all targets and the arches of SOCS."""
     (root / "lib" / "python" / "qti").mkdir(parents=True)
     (root / "include" / "QNN").mkdir(parents=True)
+    (root / "include" / "QNN" / "QnnInterface.h").touch()
     (root / "sdk.yaml").write_text(f"product: QAIRT\nversion: {PIN.version}\nbuild_id: {BUILD}\n")
     for name in ("libQnnHtp.so", "libQnnHtpPrepare.so", "libQnnSystem.so"):
         library(name, needed=("libc.so.6",), runpath="$ORIGIN").write(root / "lib" / X86 / name)

@@ -141,6 +141,16 @@ def test_a_wrong_pair_keeps_the_build_id_and_qnns_error_code() -> None:
     )
 
 
+def test_a_compiler_that_dies_of_a_program_made_a_device_and_compiles_nothing() -> None:
+    created = WRONG_PAIR + '\nqnn-ci-probe: {"step": "device", "result": "ok"}\n'
+    answer = understand(created + 'qnn-ci-probe: {"step": "program", "result": ""}\n', -11, "python")
+    assert (answer.made_device, answer.compiles) == (True, False)
+    assert (understand(created, 0, "python").made_device, understand(created, 0, "python").compiles) == (
+        True,
+        True,
+    )
+
+
 def test_a_compiler_that_hangs_is_given_up(tmp_path: Path) -> None:
     package = tmp_path / "executorch"
     package.mkdir()
