@@ -24,7 +24,7 @@ from pathlib import Path
 
 from provisioning import licences
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, IntegrityError
 from provisioning.base.files import (
     ANOTHER_STORE,
     FULL,
@@ -35,7 +35,9 @@ from provisioning.base.files import (
     replace_text,
 )
 from provisioning.base.progress import SILENT, Progress
+from provisioning.download import fetch
 from provisioning.manifest import Component
+from provisioning.sources import Archive
 from provisioning.store.assembly import Assembly
 from provisioning.store.garbage import Garbage, garbage_of
 from provisioning.store.inventory import EVERYTHING, Difference, targets_in
@@ -100,6 +102,22 @@ class Store(Trees):
         with self._changing(progress) as staging:
             assembly = Assembly(self, staging, tree.component, component, tree.targets, progress, offline)
             return list(self._commit(assembly, tree).repaired)
+
+    def take_download(self, source: Archive, file: Path, progress: Progress = SILENT) -> None:
+        """Take a copy of the user's file in place of a download. It must have the hash that the manifest
+        names, if it names one."""
+        place = source.landing_place(self.downloads)
+        with self._changing(progress):
+            if source.pin is None:
+                # Nothing says that what was fetched before is this file.
+                place.unlink(missing_ok=True)
+            progress.note(f"copying {file} into the store")
+            address = file.absolute().as_uri()
+            try:
+                fetch(address, place, sha256=source.sha256, size=source.size, progress=progress)
+            except IntegrityError as error:
+                fix = "download it again from its vendor, and compare its size"
+                raise CheckFailed(error.message, fix=fix) from error
 
     def remove(self, tree: Tree, progress: Progress = SILENT) -> None:
         with self._changing(progress) as staging:

@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import UnknownName
+from provisioning.base.errors import CheckFailed, IntegrityError, UnknownName, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Report, Severity
 from provisioning.base.progress import for_stream
@@ -26,14 +27,22 @@ from provisioning.base.units import align, columns
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
     from provisioning.manifest import Component, Profile
+    from provisioning.sources import Archive
     from provisioning.store import Tree
 
 EXAMPLES = """\
   nox -s provision
   nox -s provision -- --target x86_64-linux
   nox -s provision -- --profile qnn-2.37 --component android-ndk --accept-licence android-sdk
+  nox -s provision -- --profile qnn-2.37 --component qnn-sdk --from v2.37.0.250724.zip
   python -m provisioning provision --offline --json
 """
+
+
+ANOTHER_RELEASE = (
+    "another release is used unpacked: export QNN_SDK_ROOT=DIR (ANDROID_NDK_ROOT, HEXAGON_SDK_ROOT), and"
+    " `validate` records its files"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,14 @@ class Row:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     repeatable(parser, "--component", "NAME", "only this one")
+    repeatable(
+        parser,
+        "--from",
+        "FILE",
+        "take this archive, which you downloaded from its vendor, in place of a download",
+        dest="files",
+        type=Path,
+    )
     switch(
         parser,
         licences.TRUST,
@@ -72,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
             stage,
             os.environ,
             names=args.component,
+            files=args.files,
             trust=args.trust_first_download,
             accept=args.accept,
             offline=args.offline,
@@ -95,6 +113,7 @@ def provision(
     environ: Mapping[str, str],
     *,
     names: Sequence[str],
+    files: Sequence[Path] = (),
     trust: bool,
     accept: Sequence[str],
     offline: bool,
@@ -104,6 +123,7 @@ def provision(
 
     store, targets, progress = Store(selection.store), frozenset(selection.named_targets), for_stream()
     components = _components_of(profile, names, targets)
+    given = _files_of(components, files)
     rows: dict[str, Row] = {}
     for name in components:
         if (own := _own(name, selection, environ, progress)) is not None:
@@ -116,21 +136,31 @@ def provision(
         tree = store.find(name, component, targets)
         if tree is None:
             absent[name] = component
-        if not (component.pinned or trust or (tree is not None and store.is_proved(tree))):
+        # Whoever names the file trusts it.
+        trusted = trust or name in given
+        if not (component.pinned or trusted or (tree is not None and store.is_proved(tree))):
             raise unlocked_component(store.path, name, component, selecting_flags(selection, environ))
     consents = licences.acceptances(accept, environ)
     store.accept(absent, consents)
     for name, component in of_store.items():
         start = time.monotonic()
-        tree = store.provision(
-            name,
-            component,
-            targets,
-            trust_first_download=trust,
-            accept=consents,
-            progress=progress,
-            offline=offline,
-        )
+        if name in absent:
+            for archive, file in given.get(name, {}).items():
+                store.take_download(archive, file, progress)
+        try:
+            tree = store.provision(
+                name,
+                component,
+                targets,
+                trust_first_download=trust or name in given,
+                accept=consents,
+                progress=progress,
+                offline=offline,
+            )
+        except IntegrityError as error:
+            if name in given:
+                raise CheckFailed(error.message, fix=ANOTHER_RELEASE) from error
+            raise
         for damage in tree.repaired:
             subject = f"{tree.root.name}/{damage.path}"
             stage.add("store-damage", Severity.WARNING, subject, f"{damage}; repaired")
@@ -173,6 +203,45 @@ def _components_of(profile: Profile, names: Sequence[str], targets: Set[str]) ->
         and serves(name, targets)
         and parts_for(component, targets_in(component, targets))
     }
+
+
+def _files_of(components: Mapping[str, Component], files: Sequence[Path]) -> dict[str, dict[Archive, Path]]:
+    """Find the archive that each of the user's files is, by component: the one of the file's name, or the
+    only one."""
+    from provisioning.sources import Archive
+
+    archives = [
+        (name, part.source)
+        for name, component in components.items()
+        for part in component.parts
+        if isinstance(part.source, Archive)
+    ]
+    given: dict[str, dict[Archive, Path]] = {}
+    for file in files:
+        _require_file(file)
+        fitting = [row for row in archives if row[1].name == file.name] or archives
+        if len(fitting) != 1:
+            raise _no_archive(file, archives)
+        ((name, source),) = fitting
+        given.setdefault(name, {})[source] = file
+    return given
+
+
+def _require_file(file: Path) -> None:
+    if file.is_dir():
+        fix = "an unpacked SDK is used as it is: export QNN_SDK_ROOT, ANDROID_NDK_ROOT or HEXAGON_SDK_ROOT"
+        raise UsageError(f"--from {file}: expected an archive, found a folder", fix=fix)
+    if not file.is_file():
+        raise UsageError(f"--from {file}: there is no such file")
+
+
+def _no_archive(file: Path, archives: Sequence[tuple[str, Archive]]) -> UsageError:
+    if not archives:
+        message = f"--from {file}: nothing of this profile is an archive of a vendor"
+        return UsageError(message, fix="name the profile that pins it: --profile qnn-2.37")
+    names = ", ".join(f"{source.name} ({name})" for name, source in archives)
+    message = f"--from {file}: expected one of {names}"
+    return UsageError(message, fix=f"if it was renamed, add --component NAME; {ANOTHER_RELEASE}")
 
 
 def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:

@@ -88,6 +88,21 @@ def test_a_tree_that_lost_a_file_is_repaired_and_that_is_on_the_report(user: Use
     assert user.types("store", "verify") == 0
 
 
+def test_a_file_of_the_users_must_have_the_pinned_hash(user: User) -> None:
+    cut = user.home / "cut" / user.archive.name
+    cut.parent.mkdir()
+    cut.write_bytes(user.archive.read_bytes()[:-1])
+    assert user.types("provision", "--from", str(cut)) == 1
+    assert user.types("provision", "--from", str(user.archive), "--offline") == 0
+    assert not user.server.requests and user.report.findings == ()
+
+
+@pytest.mark.parametrize("name", [".", "nothing.zip"])
+def test_what_is_no_archive_of_the_users_is_refused(user: User, name: str) -> None:
+    assert user.types("provision", "--from", str(user.home / name)) == 2
+    assert not user.store.is_dir()
+
+
 class TestUnlocked:
     """A component whose hash nobody made public."""
 
@@ -115,6 +130,20 @@ class TestUnlocked:
         digest = hashlib.sha256(unlocked.archive.read_bytes()).hexdigest()
         assert finding.rule == "unlocked-component" and digest in finding.message
         assert unlocked.types("provision") == 0
+
+    def test_a_file_of_the_users_is_taken_without_a_server_and_recorded(self, unlocked: User) -> None:
+        assert unlocked.types("provision", "--from", str(unlocked.archive), "--offline") == 0
+        (finding,) = unlocked.report.findings
+        digest = hashlib.sha256(unlocked.archive.read_bytes()).hexdigest()
+        assert finding.rule == "unlocked-component" and digest in finding.message
+        assert unlocked.types("provision") == unlocked.types("store", "verify") == 0
+        assert not unlocked.server.requests and unlocked.archive.is_file()
+
+    def test_a_file_of_another_release_is_refused_and_leaves_nothing(self, unlocked: User) -> None:
+        other = sdk_zip(unlocked.home / "v2.40.zip", version="2.40.0.1", build_id="v2.40.0.1_2")
+        assert unlocked.types("provision", "--from", str(other)) == 1
+        assert "QNN_SDK_ROOT" in unlocked.err
+        assert unlocked.types("provision", "--from", str(unlocked.archive)) == 0
 
     def test_a_copied_store_is_not_taken_for_it(self, unlocked: User) -> None:
         unlocked.types("provision", "--trust-first-download")
