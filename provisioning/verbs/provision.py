@@ -159,7 +159,8 @@ def provision(
             )
         except IntegrityError as error:
             if name in given:
-                raise CheckFailed(error.message, fix=ANOTHER_RELEASE) from error
+                fix = f"if it was cut, download it again; {ANOTHER_RELEASE}"
+                raise CheckFailed(error.message, fix=fix) from error
             raise
         for damage in tree.repaired:
             subject = f"{tree.root.name}/{damage.path}"
