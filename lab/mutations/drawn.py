@@ -60,7 +60,7 @@ def draw(texts: Mapping[str, str], count: int, seed: str) -> list[Mutation]:
 
 
 def mutations_of(file: str, text: str) -> list[Mutation]:
-    return list(_Finder(file, text).in_node(ast.parse(text)))
+    return list(_Finder(file, text).find_in(ast.parse(text)))
 
 
 class _Finder:
@@ -70,7 +70,7 @@ class _Finder:
         for line in self._data.splitlines(keepends=True):
             self._line_begins.append(self._line_begins[-1] + len(line))
 
-    def in_node(self, node: ast.AST) -> Iterator[Mutation]:
+    def find_in(self, node: ast.AST) -> Iterator[Mutation]:
         """Find the mutations of a node and of what it contains."""
         if _is_for_types(node):
             return
@@ -97,7 +97,7 @@ class _Finder:
             case ast.Continue():
                 yield self._replaced(node, "break")
         for child in _executed_children(node):
-            yield from self.in_node(child)
+            yield from self.find_in(child)
 
     def _comparisons(self, node: ast.Compare) -> Iterator[Mutation]:
         operands = [node.left, *node.comparators]

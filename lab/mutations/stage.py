@@ -18,12 +18,12 @@ from pathlib import Path
 
 from lab.mutations.drawn import Mutation, draw
 from lab.stage import logged, stage_run
-from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UnknownName
 from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT, Selection
 from provisioning.python_environments import environments_folder
 
+TESTS = "nox -s tests"
 PRODUCT = ("ci", "provisioning", "qnn_ci")
 QUICK = ("tests/unit", "tests/conformance", "tests/lab")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
@@ -67,18 +67,18 @@ def try_mutations(options: MutationOptions, selection: Selection) -> int:
             tried = try_mutations_of(mutations, clones, folder, options.timeout)
     for row in tried:
         if row.survived:
-            stage.add("mutation-survived", Severity.WARNING, *_in_words(row))
+            stage.add("mutation-survived", Severity.WARNING, *describe_survivor(row))
     noticed = sum(not row.survived for row in tried)
     stage.metrics.update(tried=len(tried), noticed=noticed, seed=options.seed)
     sys.stdout.write(f"{noticed} of {len(tried)} changes were noticed\n")
     return stage.close(selection.reports)
 
 
-def _in_words(row: TriedMutation) -> tuple[str, str, str]:
+def describe_survivor(row: TriedMutation) -> tuple[str, str, str]:
     """Return the subject, the message and the fix of a mutation that no test noticed."""
     mutation = row.mutation
     ran = "no quick test imports it" if row.exit_code in NO_TEST else "the quick tests that import it passed"
-    fix = Fix("write a test that is red with it; {} runs these tests", session("tests", "--changed"))
+    fix = f"write a test that is red with it; {TESTS} -- --changed runs these tests"
     return f"{mutation.file}:{mutation.line}", f"{mutation}: {ran}", fix
 
 
@@ -109,7 +109,7 @@ def _require_green(clone: Path, folder: Path) -> None:
     command = [*PYTEST, "-n", "auto", *(name for name in QUICK if (clone / name).is_dir())]
     if _exit_code(command, clone, folder / "unchanged.log", None):
         message = f"tests are red without any change: {folder / 'unchanged.log'}"
-        raise CheckFailed(message, fix=session("tests", "tests/unit"))
+        raise CheckFailed(message, fix=f"{TESTS} -- tests/unit")
 
 
 def try_mutations_of(

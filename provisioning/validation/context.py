@@ -75,8 +75,8 @@ class Host:
     modules: frozenset[str] = frozenset()
     """Names by which modules of the standard library and of installed packages are imported."""
     regular_packages: frozenset[str] = frozenset()
-    """Those of them that are folders with an `__init__.py` and bear their distribution's name, and those of
-    the standard library: Python imports no folder without one instead of them."""
+    """The packages among them with an `__init__.py`, of the standard library or with their distribution's
+    name: Python imports no folder without that file instead of one."""
 
 
 @dataclass(frozen=True)
@@ -267,34 +267,35 @@ def loading_of(libraries: Iterable[Library], variables: Mapping[str, str]) -> di
 def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
     libc, glibc = platform.libc_ver()
     compilers = [variables["CXX"]] if variables.get("CXX") else ["g++", "clang++"]
+    python_path = variables.get("PYTHONPATH", "")
     return Host(
         system=platform.system(),
         machine=platform.machine(),
         glibc=glibc if libc == "glibc" else "",
         compiler=next((name for name in compilers if shutil.which(name, path=variables.get("PATH"))), ""),
-        packages=_packages(packages, variables.get("PYTHONPATH", "")),
-        **_modules(variables.get("PYTHONPATH", "")),
+        packages=_packages(packages, python_path),
+        # Without a PYTHONPATH nobody asks.
+        modules=_importable_modules() if python_path else frozenset(),
+        regular_packages=_regular_packages(python_path) if python_path else frozenset(),
     )
 
 
-def _modules(python_path: str) -> dict[str, frozenset[str]]:
-    """What the fields of a host say of its modules. Without a PYTHONPATH nobody asks."""
-    if not python_path:
-        return {}
-    installed = importlib.metadata.packages_distributions()
+def _importable_modules() -> frozenset[str]:
+    return frozenset({*sys.stdlib_module_names, *importlib.metadata.packages_distributions()})
+
+
+def _regular_packages(python_path: str) -> frozenset[str]:
     folders = [Path(path) for path in sys.path if path not in python_path.split(os.pathsep)]
-    named = {
-        name
-        for name, distributions in installed.items()
-        if name.lower() in {text.lower().replace("-", "_") for text in distributions}
-    }
     # Nothing of ours or of the lock's imports Python's own tests, and many projects have a folder test/.
-    names = {*named, *sys.stdlib_module_names} - {"test"}
-    regular = {name for name in names if any((folder / name / "__init__.py").is_file() for folder in folders)}
-    return {
-        "modules": frozenset({*sys.stdlib_module_names, *installed}),
-        "regular_packages": frozenset(regular),
-    }
+    names = {*sys.stdlib_module_names} - {"test"}
+    for name, distributions in importlib.metadata.packages_distributions().items():
+        if any(name.lower() == text.lower().replace("-", "_") for text in distributions):
+            names.add(name)
+    return frozenset(name for name in names if _is_regular(name, folders))
+
+
+def _is_regular(name: str, folders: Sequence[Path]) -> bool:
+    return any((folder / name / "__init__.py").is_file() for folder in folders)
 
 
 def _packages(names: Collection[str], python_path: str) -> dict[str, str]:
