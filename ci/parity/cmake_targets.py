@@ -273,7 +273,8 @@ class _PropertyReader:
         exported = self.values(f"INTERFACE_{name}", linking=False)
         if self._properties["TYPE"] == "INTERFACE_LIBRARY":
             own = []
-        exported_elements, own_elements = ({value.element for value in values} for values in (exported, own))
+        own_elements = {value.element for value in own}
+        exported_elements = {value.element for value in exported}
         values = []
         for value in own:
             values.append(value._replace(scope="PUBLIC") if value.element in exported_elements else value)
