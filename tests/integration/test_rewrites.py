@@ -202,6 +202,32 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
     assert not list(REWRITES[name](repaired))
 
 
+RECURRENT = {
+    "an LSTM in both directions, from a state": """g (float[4,1,3] x, float[2,1,2] s, float[2,1,2] m)
+        => (float[4,2,1,2] y, float[2,1,2] h, float[2,1,2] c) {
+        y, h, c = LSTM<hidden_size = 2, direction = "bidirectional">(x, w, r, b, , s, m) }""",
+    "an LSTM from zeros, without a bias": """g (float[4,1,3] x) => (float[4,1,1,2] y) {
+        y = LSTM<hidden_size = 2>(x, w, r) }""",
+    "a GRU that reads backwards": """g (float[4,1,3] x) => (float[4,1,1,2] y, float[1,1,2] h) {
+        y, h = GRU<hidden_size = 2, linear_before_reset = 1, direction = "reverse">(x, w, r) }""",
+}
+
+
+@pytest.mark.parametrize("text", RECURRENT.values(), ids=RECURRENT.keys())
+def test_a_recurrent_layer_of_an_onnx_is_proved_to_be_its_cells(text: str) -> None:
+    model, generator = parser.parse_model(HEAD + text), np.random.default_rng(1)
+    gates = 8 if "LSTM" in text else 6
+    ways = 2 if "bidirectional" in text else 1
+    sizes = {"w": (ways, gates, 3), "r": (ways, gates, 2), "b": (ways, 2 * gates)}
+    for weight, shape in sizes.items():
+        values = generator.normal(size=shape).astype("f4")
+        model.graph.initializer.append(numpy_helper.from_array(values, weight))
+    repaired = onnx_rewriting.RepairedOnnx(model, [sample_of(model)], REWRITES)
+    repaired.apply([need("recurrent-cell-by-cell")])
+    assert [change.refused for change in repaired.changes] == [""]
+    assert not {"LSTM", "GRU"} & {node.op_type for node in repaired.model.graph.node}
+
+
 def test_an_if_with_a_constant_condition_leaves_one_branch() -> None:
     model = model_of(onnx_rewriting.FOLDED)
     sample = sample_of(model)
