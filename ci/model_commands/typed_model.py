@@ -21,6 +21,7 @@ from ci.one_model.named_files import (
     require_project,
 )
 from ci.one_model.options import ModelOptions
+from ci.one_model.phones import require_phone
 from ci.suite.lane_head import COMPILE, DIVERGENCE, RUN, LaneHead
 from ci.suite.options import SEARCH_TIMEOUT, Choice, host_selection
 from provisioning.base.command_line import Parser
@@ -110,11 +111,15 @@ def check_model(args: argparse.Namespace, verb: str) -> None:
         require_outputs(Parser.user_folder() / options.compare)
     if options.precision_file:
         require_file(options.precision_file, "--precision-file", "name a file that tune wrote")
+    for phone in options.phones:
+        require_phone(phone)
     options.check_samples()
     for text in options.packages:
         path_of_package(text)
     if options.project:
         require_project(options.project, f"--project {options.project}")
+    if model.typed and verb != RUN:
+        options.check_model(path)
     if not model.typed or model.lane.takes_text:
         return
     if verb == RUN:

@@ -6,9 +6,11 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.one_model.named_files import require_program
 from ci.one_model.options import OF_PLACE
 from ci.suite.options import OF_MACHINE
 from provisioning.base.command_line import TIMEOUT, duration
+from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import Options, add_options, option, read_options
 from provisioning.base.selection import add_selection, selection_of
@@ -52,7 +54,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
 
 
+def check(args: argparse.Namespace) -> None:
+    """Refuse a file that its name shows to be no context binary."""
+    context: Path = args.context
+    require_program(context, str(context))
+    if context.suffix == ".onnx":
+        raise UsageError(
+            f"{context}: expected a QNN context binary, found an ONNX model",
+            fix=Fix("compile it, which writes a context: {}", ("compile", context, "-o", "out")),
+        )
+
+
 def run(args: argparse.Namespace) -> int:
+    check(args)
     options = read_options(WrapOptions, args)
     if options.output.is_dir():
         raise UsageError(f"{options.output} is a directory", fix="name a file with -o")

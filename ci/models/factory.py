@@ -8,6 +8,7 @@ import bdb
 import hashlib
 import importlib
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +41,6 @@ from ci.models.mistakes import (
     inputs_by_name,
     missing_inputs,
     modules_like,
-    no_samples,
     no_values,
     not_a_function,
     not_a_number,
@@ -60,7 +60,8 @@ from ci.models.mistakes import (
     wrong_type,
 )
 from ci.models.model_lines import users_line
-from ci.models.user_model import EXPORTED, SAMPLE_FILES, BadFactory, search_first, where_paths_begin
+from ci.models.sample_files import sample_files
+from ci.models.user_model import EXPORTED, BadFactory, search_first, where_paths_begin
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import repository_of
 
@@ -138,12 +139,7 @@ def _draw(input_: Input, generator: torch.Generator) -> Tensor:
 
 
 def samples_of(folder: Path) -> Samples:
-    files = (
-        sorted(path for path in folder.iterdir() if path.suffix in SAMPLE_FILES) if folder.is_dir() else []
-    )
-    if not files:
-        raise no_samples(folder)
-    return Samples(tuple(files), _sample)
+    return Samples(tuple(sample_files(folder)), _sample)
 
 
 def _sample(path: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
@@ -314,6 +310,10 @@ def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, objec
         raise BadFactory(f"{dotted} raises {describe_exception(error)}", _fix_of_call(error)) from error
 
 
+WRAPPED = re.compile(r'Unexpected key\(s\) in state_dict: "(module\.|_orig_mod\.|model\.)')
+"""Weights that were saved of DataParallel, of torch.compile, or of a module that holds the model."""
+
+
 def _fix_of_call(error: Exception) -> str:
     """Return the fix for an error in the user's code."""
     if isinstance(error, ModuleNotFoundError):
@@ -325,6 +325,9 @@ def _fix_of_call(error: Exception) -> str:
     place = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
     if "no known parent package" in str(error):
         return f"write an empty __init__.py beside {place.partition(':')[0]}, or the import without its dot"
+    if wrapped := WRAPPED.search(str(error)):
+        keys = f'name.removeprefix("{wrapped[1]}")'
+        return f"at {place} write `load_state_dict({{{keys}: value for name, value in weights.items()}})`"
     return where_paths_begin(error) or f"correct {place or 'your own code, which raises it'}"
 
 
@@ -626,7 +629,7 @@ def _first_outputs(model: nn.Module, sample: tuple[Tensor, ...], place: str) -> 
         line = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
         if isinstance(error, bdb.BdbQuit):
             raise stops_for_debugger(line) from error
-        if not place or not line or known_of(error):
+        if not place or known_of(error):
             raise
         raise not_running(describe_exception(error), line, sample, place) from error
 

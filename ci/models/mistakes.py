@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ci.models import model_lines
-from ci.models.user_model import SAMPLE_FILES, BadFactory
-from provisioning.base.commands import Fix, quote_command
+from ci.models.user_model import BadFactory
 
 NAMED = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -31,9 +30,6 @@ AS_PT2 = (
 )
 AS_PT2_BY_NAME = AS_PT2.replace("(model, inputs)", "(model, (), inputs)")
 ON_CPU = "`return model.cpu(), tuple(x.cpu() for x in inputs)`"
-IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-SHOWN = 3
-"""A message names at most this many files of a folder."""
 SCALARS = (bool, int, float, str, type(None))
 
 
@@ -123,7 +119,7 @@ def not_running(words: str, line: str, sample: Sequence[Tensor], place: str) -> 
     """Return the error for a model that raises with its first inputs."""
     return BadFactory(
         f"the model does not run with its inputs, {_kinds(sample)}: {words}",
-        f"give forward the inputs that it takes, at {place}; or correct {line}",
+        f"give forward the inputs that it takes, at {place}" + (f"; or correct {line}" if line else ""),
     )
 
 
@@ -208,8 +204,12 @@ def not_the_model(dotted: str, product: Any) -> BadFactory:
     if isinstance(product, tuple):
         kind = f"({', '.join(type(part).__name__ for part in product)})"
     message = f"{dotted}: expected a pair of an nn.Module and its inputs, found {kind}"
-    model = product[0] if isinstance(product, tuple) and product else None
-    if callable(model) and not isinstance(model, nn.Module):
+    model = product[0] if isinstance(product, tuple) and product else product
+    if inspect.isclass(model) and issubclass(model, nn.Module):
+        name, forward = model.__name__, getattr(model, "forward")  # noqa: B009
+        inputs = _tuple(_inputs_of(forward, first=1))
+        return BadFactory(f"{message}: {name} is a class", f"make a model of it: `return {name}(), {inputs}`")
+    if isinstance(product, tuple) and callable(model) and not isinstance(model, nn.Module):
         name = getattr(model, "__name__", type(model).__name__)
         return BadFactory(
             message, f"make {name} a torch.nn.Module, whose forward does what a call of it does"
@@ -327,25 +327,6 @@ def no_values(number: int, tensor: Tensor) -> BadFactory:
         f"input {number}: expected values, found {_kinds([tensor])}, which has none",
         f"give each size at least 1: `return model, (torch.rand({shape}),)`",
     )
-
-
-def no_samples(folder: Path) -> BadFactory:
-    words = f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}"
-    if not folder.is_dir():
-        create = Fix("{}, and write a file for each sample into it", quote_command("mkdir", folder))
-        return BadFactory(f"{words}, found no such folder", create)
-    names = sorted(path.name for path in folder.iterdir())
-    if not names:
-        fix = f'`numpy.save("{folder}/0.npy", array)`, a file for each sample, of the shape of the input'
-        return BadFactory(f"{words}, found an empty folder", fix)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    first = folder / names[0]
-    array = "array"
-    if first.suffix.lower() in IMAGES:
-        array = f'(numpy.asarray(PIL.Image.open("{first}"), "float32") / 255).transpose(2, 0, 1)[None]'
-    line = f'`numpy.save("{first.with_suffix(".npy")}", {array})`'
-    fix = f"{line}, with what your own code does to it before the model"
-    return BadFactory(f"{words}, found {', '.join(names[:SHOWN])}{more}", fix)
 
 
 def other_names(path: Path, found: Sequence[str], expected: Sequence[str]) -> BadFactory:

@@ -99,6 +99,7 @@ GIVEN = Kind(
 )
 NO_PROGRAMS = {
     **{ending: kind for ending, kind in KINDS.items() if ending not in (".pte", ".dlc", ".zip")},
+    ".json": Kind("a record", "name the program beside it, such as STEM.pte"),
     ".py": Kind("Python source", "compile its model: {}", (("compile", "FILE:FUNCTION", "-o", "out"),)),
     ".npy": GIVEN,
     ".npz": GIVEN,

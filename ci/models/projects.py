@@ -60,6 +60,27 @@ def contradictions(texts: Iterable[str], pins: Mapping[str, str]) -> Iterator[tu
             yield text, name, pins[name]
 
 
+PACKAGES = {
+    "Crypto": "pycryptodome",
+    "PIL": "pillow",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "git": "gitpython",
+    "google": "protobuf",
+    "hydra": "hydra-core",
+    "open_clip": "open-clip-torch",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "whisper": "openai-whisper",
+    "yaml": "pyyaml",
+}
+"""Maps modules to packages of another name. A package of the module's name may be a stranger's."""
+
+
 def version_at_hand(module: str, project: Path | None, environ: Mapping[str, str]) -> str:
     """Return the requirement of the package that has this module, in the version of the user's environment;
     empty if there is none."""

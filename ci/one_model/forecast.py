@@ -4,7 +4,6 @@ a measurement, and says so."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -12,16 +11,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ci.artifacts.compiler_log import QnnEstimate
+from ci.one_model.phones import MANIFEST, phone_named
 from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
-from provisioning.base.errors import UnknownName
 from provisioning.base.findings import Metric
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import version_in
 from provisioning.sources import Sha256, Version
 
-MANIFEST = MANIFESTS / "forecast.toml"
 PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}
 """Maps our names of precisions to AI Hub's."""
 
@@ -54,21 +52,12 @@ class Forecasts(Model):
 
     def phone_of(self, name: str) -> str:
         """The phone that a user means."""
-        plain = {
-            _plain(title): phone for phone, about in self.phones.items() for title in (about.device, phone)
-        }
-        if phone_name := plain.get(_plain(name)):
-            return phone_name
-        raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)
+        return phone_named(name, {phone: about.device for phone, about in self.phones.items()})
 
     def chips(self, precision: str, phones: Collection[str]) -> tuple[str, ...]:
         """The chips whose estimates forecasts for these phones need; each estimate takes a compile."""
         both = any(precision in self.phones[phone].newer for phone in phones)
         return (self.chip, self.newer) if both else (self.chip,)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("samsung").removeprefix("snapdragon")
 
 
 def load_forecasts() -> Forecasts:
@@ -102,6 +91,8 @@ class QnnEstimates:
     """Maps a chip without an estimate to the reason."""
     operators: Mapping[str, int]
     size: ModelSize
+    on_cpu: str = ""
+    """Which nodes do not run on the NPU, and why; empty if the model compiles whole."""
     cpu_seconds: float = 0.0
     """The processor seconds that it took to get the estimates."""
 
@@ -214,6 +205,8 @@ class Forecasted:
     withheld: str = ""
     """The reason why no phone has a forecast."""
     fix: str = ""
+    on_cpu: bool = False
+    """Whether that reason is a node that does not run on the NPU."""
 
     def summary_lines(self) -> list[str]:
         if self.withheld:
@@ -233,6 +226,8 @@ def forecast(
     if (build := qnn.build_id) != fit.build_id:
         mismatch = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
         return Forecasted(withheld=mismatch, fix=ON_A_PHONE)
+    if qnn.on_cpu:
+        return Forecasted(withheld=qnn.on_cpu, on_cpu=True)
     hub, forecasts, reasons = PRECISIONS.get(precision, ""), list[Forecast](), dict[str, str]()
     for phone in phones:
         if not (fitted_phone := fit.phones.get((phone, hub))):

@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ci.models.not_models import refuse_no_program
+from ci.models.sample_files import sample_files
+from ci.models.user_model import BadFactory
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UnknownName, UsageError
@@ -69,6 +71,10 @@ def samples_in(text: str) -> Path:
     """The folder of samples that --calibrate names."""
     folder = user_path(text, "--calibrate", str(Parser.user_folder())).absolute()
     if folder.is_dir():
+        try:
+            sample_files(folder)
+        except BadFactory as error:
+            raise UsageError(str(error), fix=error.fix) from None
         return folder
     message = f"--calibrate {text} is not a folder"
     folders = [path.name for path in folder.parent.glob("*/")]

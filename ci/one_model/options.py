@@ -305,6 +305,9 @@ class ModelOptions(WorkFlags):
     def check_precisions(self) -> None:
         """Refuse a precision that the lane does not know."""
 
+    def check_model(self, path: Path) -> None:
+        """Refuse a model that its own files show not to be one of the lane's."""
+
     def check_samples(self) -> None:
         """Refuse samples that are not there."""
         if self.calibrate:

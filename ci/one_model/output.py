@@ -66,7 +66,8 @@ def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
 def _mutex(folder: Path, store: Path) -> Iterator[None]:
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
     path = store / "locks" / f"output-{name}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors("choose another --store", where=store):
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(path, timeout=0):
             yield

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.base import answer, units
 from provisioning.base.command_line import add_purpose, add_valued, switch
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
 from provisioning.base.foreign import limit_work
 from provisioning.base.selection import add_selection, selection_of
@@ -31,6 +31,7 @@ EXAMPLES = """\
   python -m ci signing verify libQnnLpaiSkel.so --for development --root dist/overlay/development-root.pem
 """
 
+ELF_MARK = b"\x7fELF"
 SOFTWARE_IDS = {"adsp": 0x04, "cdsp": 0x17, "slpi": 0x18}
 
 
@@ -86,10 +87,25 @@ def inspect(files: Sequence[Path]) -> int:
     from ci.signing import inspection
     from ci.signing.verification import SignedBy
 
+    for path in files:
+        _require_library(path)
     inspections = [inspection.inspect(path) for path in files]
     answer.add(files=[asdict(file) for file in inspections])
     sys.stdout.write("\n".join(map(inspection.format_inspection, inspections)))
     return exit_code_of(good=all(file.kind != SignedBy.DAMAGED.value for file in inspections))
+
+
+def _require_library(path: Path) -> None:
+    """Refuse what is no library at all; a damaged one is described."""
+    if ".so" in path.name or not path.is_file():
+        return
+    with path.open("rb") as stream:
+        mark = stream.read(len(ELF_MARK))
+    if mark != ELF_MARK:
+        raise UsageError(
+            f"{path}: expected a Hexagon library, found no ELF file",
+            fix=Fix("{} says what is in a program, a model or a package", ("inspect", path)),
+        )
 
 
 def verify(

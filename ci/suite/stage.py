@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ci.models.own_packages import OF_LOCK, Needs, OwnPackages, install_packages, locked_versions
-from ci.models.projects import contradictions, dependencies_of, nearest_project, version_at_hand
+from ci.models.projects import PACKAGES, contradictions, dependencies_of, nearest_project, version_at_hand
 from ci.suite.accepted import derive_thresholds, load_baseline, load_tolerances, low_figures, threshold_values
 from ci.suite.figures import METRIC, describe_figures
 from ci.suite.findings import not_passed, one_a_cause, verdict
@@ -348,6 +348,7 @@ def packages_of_project(needs: Needs, module: str, store: Path) -> OwnPackages |
 def advice(needs: Needs, module: str) -> Fix:
     """The flag that names the package of a module that a model lacks."""
     package = version_at_hand(module, nearest_project(needs.model) if needs.model else None, os.environ)
+    package = package or PACKAGES.get(module, "")
     return (
         Fix("{}", ("--with", package)) if package else Fix("{}, if that is its package", ("--with", module))
     )

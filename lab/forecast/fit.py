@@ -8,7 +8,8 @@ from pathlib import Path
 from ci.lanes.onnx.product import answer_in, estimating
 from ci.lanes.onnx.stage import plan_of, require_installed
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.one_model.forecast import ACCEPTED, MANIFEST, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
+from ci.one_model.forecast import ACCEPTED, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
+from ci.one_model.phones import MANIFEST
 from ci.suite.options import matcher
 from ci.suite.stage import run_cached_step
 from ci.work import Failure, WorkOptions, to_json

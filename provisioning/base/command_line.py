@@ -11,13 +11,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
-from provisioning.base import answer
+from provisioning.base import answer, words_of_others
 from provisioning.base.commands import Command, Fix, join_fixes, repeat_flag
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.errors import (
@@ -90,16 +90,6 @@ PATHS = (
 """Variables in which a user names a path. `~` is expanded, and relative ones begin where the user was."""
 
 
-FLAGS_OF_OTHERS = {
-    **dict.fromkeys(("--chip", "--chipset", "--device", "--htp-soc", "--soc-model"), "--soc"),
-    **dict.fromkeys(("--bits", "--dtype", "--quant", "--quantize", "--quantization"), "--precision"),
-    **dict.fromkeys(("--calib", "--data", "--dataset", "--input-list", "--samples"), "--calibrate"),
-    **dict.fromkeys(("--out", "--out-dir", "--output-dir"), "--output"),
-    **dict.fromkeys(("--batch", "--input-shape", "--shape", "--shapes"), "--dimension"),
-}
-"""Flags that other tools have, and ours for the same."""
-
-
 class Parser(argparse.ArgumentParser):
     """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
 
@@ -129,6 +119,8 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        if " are required: " in message:
+            message += self._unknown_flags()
         error = self._explain(message)
         answer.add_error(error)
         words = [action.metavar or action.dest for action in self._get_positional_actions()]
@@ -146,23 +138,48 @@ class Parser(argparse.ArgumentParser):
             return UsageError(message, fix=Fix("for example {}", example.groups()))
         if match := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
             names = [part.strip(" '") for part in match[2].split(",")]
+            if fix := _explain_choice(match[1], names):
+                return UsageError(message, fix=fix)
         elif match := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             if fix := self._explain_flag(match[1]):
                 return UsageError(message, fix=fix)
             names = [name for name in self._option_string_actions if name not in ("-h", "--help")]
         elif values := re.search(r"unrecognized arguments: (.+)", message):
-            words = values[1].split(" ")
-            return UsageError(message, fix=self._repeated(words) or self._one_a_command(words) or unknown.fix)
+            return UsageError(message, fix=self._explain_values(values[1].split(" ")) or unknown.fix)
+        elif " are required: " in message and (shown := self._example()):
+            more = Fix("{} {} has more", self.prog, ("--help",))
+            return UsageError(message, fix=Fix("for example {}; {}", shown, more))
         else:
             return unknown
         mistake = UnknownName(message, match[1], names)
         return mistake if mistake.near else unknown
 
+    def _unknown_flags(self) -> str:
+        """The flags that are not ours, in argparse's words: it names what lacks first, and would keep them
+        to itself."""
+        flags = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
+        unknown = [flag for flag in flags if flag not in self._option_string_actions]
+        return f"; unrecognized arguments: {' '.join(unknown)}" if unknown else ""
+
+    def _example(self) -> str:
+        """The first example of the verb's help."""
+        return next((line.strip() for line in (self.epilog or "").splitlines()[1:]), "")
+
+    def _explain_values(self, words: Sequence[str]) -> Fix | None:
+        """Return the fix for words that are nobody's."""
+        flags = {word: words_of_others.flag_of(word, self._option_string_actions) for word in words}
+        if not all(flags.values()):
+            return self._repeated(words) or self._one_a_command(words)
+        typed: list[str] = []
+        for word in self._words:
+            typed += [flags[word], word] if word in flags else [word]
+        return Fix("name what it is: {}", self._typed(typed))
+
     def _explain_flag(self, flag: str) -> Fix | str:
         """Return the fix for a flag that other tools have."""
         if flag == "--model" and self._takes_model():
             return Fix("MODEL has no flag: {}", self._typed(word for word in self._words if word != flag))
-        meant = FLAGS_OF_OTHERS.get(flag, "")
+        meant = words_of_others.FLAGS.get(flag, "")
         return f"did you mean {meant}?" if meant in self._option_string_actions else ""
 
     def _one_a_command(self, words: Sequence[str]) -> Fix | None:
@@ -199,6 +216,14 @@ class Parser(argparse.ArgumentParser):
             return user_path(text, "", self.started_in)
         except UsageError as error:
             raise argparse.ArgumentTypeError(error.message.strip()) from None
+
+
+def _explain_choice(word: str, names: Collection[str]) -> Fix | str:
+    """Return the fix for a word of other tools, in place of one of these names."""
+    if (meant := words_of_others.CHOICES.get(word)) in names:
+        return f"did you mean {meant}?"
+    verb = words_of_others.VERBS.get(word)
+    return Fix("{}: it is a command of its own", (verb, "--help")) if verb else ""
 
 
 def count(text: str) -> int:
@@ -294,6 +319,8 @@ def _unknown_verb(name: str, verbs: Mapping[str, Verb]) -> UsageError:
     """Name the verbs that begin so, and what each does; without any, the nearest verb."""
     message = f"there is no verb {name!r}"
     begun = [(f"  {verb}", verbs[verb].summary) for verb in sorted(verbs) if verb.startswith(f"{name}_")]
+    if (meant := words_of_others.VERBS.get(name, "")) in verbs:
+        return UsageError(message, fix=f"did you mean {meant}, to {verbs[meant].summary}?")
     if len(begun) < 2:
         return UnknownName(message, name, verbs)
     rows = "\n".join(align(begun, columns()))

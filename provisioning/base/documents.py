@@ -69,7 +69,7 @@ def parse(
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in rest)
         fix = f"correct {path}" if rest else ""
         line = toml.line_of(place(wrong[0]["loc"]), path)
-        if not rest and (form := _form_of(wrong[0])):
+        if not rest and (form := _form_of(wrong[0]) or _missing_form(wrong[0], model)):
             fix = f"write {form} in {path}:{line}" if line else f"write {form} in {path}"
         if name := corrections.get(wrong[0]["loc"], ("",))[-1]:
             fix = f"did you mean {name}? Correct {path}:{line}"
@@ -103,6 +103,19 @@ def _form_of(error: Any) -> str:
     if error["type"] == "string_type":
         return f'{key[0]} = "{value}"'
     return ""
+
+
+def _missing_form(error: Any, model: type[BaseModel]) -> str:
+    """What to write for a key that is missing; empty where that is not known."""
+    from difflib import get_close_matches
+
+    if error["type"] != "missing":
+        return ""
+    key = str(error["loc"][-1])
+    if near := get_close_matches(key, map(str, error["input"]), n=1):
+        return f"{key} in place of {near[0]}"
+    constant = model.model_json_schema()["properties"].get(key, {}).get("const", "")
+    return f"{key} = {constant}, as the first line," if constant and len(error["loc"]) == 1 else ""
 
 
 def _has_wrong_items(place: Place, errors: list[Any]) -> bool:

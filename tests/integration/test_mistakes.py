@@ -61,6 +61,8 @@ FACTORIES = {
         ["input 0", "ndarray"],
         "def drawn():\n    model = Net()\n    {}",
     ),
+    "uncalled": ("def uncalled(): return Net, (x,)", ["Net", "class"], "def uncalled():\n    {}"),
+    "kind": ("def kind(): return Net", ["Net", "class"], "def kind():\n    {}"),
     "empty": ("def empty(): return Net(), ()", ["tuple"], "def empty():\n    model = Net()\n    {}"),
 }
 
@@ -260,6 +262,16 @@ WRONG_MODELS = {
         ["float32[1, 1, 2, 2]", "@self.conv(image)", "@return Image()"],
         "1, 1, 2, 2",
         "1, 3, 2, 2",
+    ),
+    "return nn.Sequential(nn.Conv2d(3, 4, 1)), (torch.ones(1, 1, 2, 2),)": (
+        ["float32[1, 1, 2, 2]", "@return nn.Sequential"],
+        "1, 1, 2, 2",
+        "1, 3, 2, 2",
+    ),
+    "model = Net(); model.load_state_dict(nn.DataParallel(Net()).state_dict()); return model, (x,)": (
+        ["module.linear.weight", "@load_state_dict"],
+        "model.load_state_dict(nn.DataParallel(Net()).state_dict())",
+        "weights = nn.DataParallel(Net()).state_dict(); model.{}",
     ),
     "model = torch.compile(Net()); return model, (x,)": (["torch.compile"], "; return", "; {}; return"),
     "model = nn.Sequential(torch.compile(Net())); return model, (x,)": (

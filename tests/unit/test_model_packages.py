@@ -17,6 +17,7 @@ from ci.models.projects import contradictions, nearest_project, version_at_hand
 from ci.models.user_model import user_model
 from ci.one_model.model import OneModel
 from ci.one_model.packages import needs_of_model
+from ci.suite.stage import advice
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 from tests.support.repositories import write
@@ -138,6 +139,17 @@ def test_the_version_of_the_users_own_environment_is_found_by_what_is_imported(
     assert version_at_hand("cv2", folder, environ) == "opencv-python==4.10.0"
     assert version_at_hand("torchvision", folder, environ) == "torchvision", "torch's own decides its version"
     assert version_at_hand("timm", folder, environ) == ""
+
+
+def test_a_module_is_not_taken_for_the_package_of_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger may have registered that name."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(variable, raising=False)
+    assert advice(NONE, "cv2") == "--with opencv-python-headless"
+    assert advice(NONE, "sklearn") == "--with scikit-learn"
+    assert "--with einops" in advice(NONE, "einops")
 
 
 LAYOUTS = {

@@ -83,6 +83,20 @@ WRONG = {
     "compile net.py:make other.py:make -o out": "-- other.py:make -o out",
     "tune net.py:make --floor high": "--floor 35dB",
     "compile net.py:make -o out --soc SM8650 SM8750": "--soc SM8650 --soc SM8750",
+    "compile net.py:make --soc SM8650 fp16 -o out": "-- net.py:make --soc SM8650 --precision fp16 -o out",
+    "compile net.py:make --precison fp16": "did you mean --precision",
+    "compile": "for example",
+    "gate models.toml": "-- --suite models.toml",
+    "provision qnn-2.37": "-- --profile qnn-2.37",
+    "report reports/": "-- --reports reports/",
+    "store rm": "did you mean gc",
+    "signing sign lib.so": "sign_lpai",
+    "forecast net.onnx --phone iPhone": "Galaxy S25",
+    "compile bert -o out": "found bert",
+    "compile adapters -o out": "merge_and_unload",
+    "run net.json": "net.pte",
+    "wrap net.onnx -o net.pte": "-- {}/net.onnx -o out",
+    "compile net.py:make --calibrate photos -o out": "PIL.Image.open",
 }
 RIGHT = (
     "compile net.py:make --soc 8-elite --precision w8a16 -o out",
@@ -97,6 +111,14 @@ def test_wrong_words_are_refused_with_no_package_at_hand(folder: Path) -> None:
     """Before any environment is made (-S: no package is seen)."""
     (folder / "net.py").write_text("def make(): ...\n")
     write(conv_model(), folder / "net.onnx")
+    for name, text in (
+        ("bert/config.json", '{"model_type": "bert"}'),
+        ("adapters/adapter_config.json", "{}"),
+        ("photos/0.jpg", ""),
+        ("net.json", "{}"),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
@@ -115,9 +137,8 @@ def test_wrong_words_are_refused_with_no_package_at_hand(folder: Path) -> None:
         [*command, *WRONG], cwd=folder, env=environ, capture_output=True, text=True, check=True
     )
     said = re.split(r"^[23]\n", ran.stderr, flags=re.MULTILINE)
-    assert [hint in text for hint, text in zip(WRONG.values(), said, strict=False)] == [True] * len(WRONG), (
-        ran
-    )
+    hints = [hint.format(folder) for hint in WRONG.values()]
+    assert [hint in text for hint, text in zip(hints, said, strict=False)] == [True] * len(WRONG), ran
     ran = subprocess.run([*command, *RIGHT], cwd=folder, capture_output=True, text=True, check=True)
     assert ran.stderr.split() == ["0"] * len(RIGHT)
 

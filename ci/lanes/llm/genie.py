@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ci.diagnose.logs import nearest
-from ci.lanes.llm.architecture import Architecture, Llama3Rope, read_object
+from ci.lanes.llm.architecture import Architecture, Llama3Rope
+from ci.lanes.llm.families import read_object
 from ci.lanes.llm.orders import GENIE_SAMPLER, ForcedText, GenieOrder, GenieReply, SpokenText
 from ci.models.inputs import Array
 from ci.work import how_it_ended, read, to_json

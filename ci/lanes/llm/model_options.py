@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ci.lanes.llm.families import config_of
 from ci.one_model.named_files import require_file
 from ci.one_model.options import THROUGH, THROUGH_HELP, ModelOptions
 from ci.suite.lane_head import COMPILE, RUN
@@ -98,6 +99,10 @@ class LlmOptions(ModelOptions):
         verbs=(RUN,),
         decides_nothing=OF_RUN,
     )
+
+    def check_model(self, path: Path) -> None:
+        """Require a checkpoint of a family that is built here."""
+        config_of(path)
 
     def check_samples(self) -> None:
         """Require that --calibrate names a text file."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from ci.suite.programs import Fields
 from ci.work import Folder, irrelevant, read, to_json
+from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering import plural
 
@@ -310,4 +311,8 @@ def record_in(folder: Path) -> Record | None:
 def record_of(folder: Path) -> Record:
     if record := record_in(folder):
         return record
-    raise UsageError(f"{folder} has no {RECORD}", fix="name a folder that compile wrote")
+    message, fix = f"{folder} has no {RECORD}", "name a folder that compile wrote of a language model"
+    if others := sorted(path for kind in ("*.pte", "*_ctx.onnx") for path in folder.glob(kind)):
+        message += f", but {others[0].name}, which is no language model"
+        fix = Fix("{} runs it; what compared it with the float model is compile", ("run", others[0]))
+    raise UsageError(message, fix=fix)

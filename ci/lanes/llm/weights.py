@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ci.lanes.llm.architecture import Architecture, read_object
+from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.families import read_object
 from ci.models.inputs import Array
 from provisioning.base.errors import CheckFailed, UsageError
 

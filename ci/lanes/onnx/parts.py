@@ -213,10 +213,13 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
     """Return QNN's estimates of the quantized model for the chips that it can estimate, and why there is none
     for the others."""
     into = empty_folder(order.scratch / "estimate")
-    estimates, refused = {}, {}
+    estimates, refused, on_cpu = {}, {}, ""
     for chip in chips.names:
         try:
             estimated = provider.estimate_time(files.model, *target_of(order, chip), into)
+        except provider.NotOnProvider as error:
+            on_cpu = error.message
+            break
         except CheckFailed as error:
             refused[chip] = error.message
         else:
@@ -226,6 +229,7 @@ def estimate(order: OnnxOrder, files: ModelFiles, chips: Chips) -> QnnEstimates:
         build_id=installed_build(),
         estimates=estimates,
         refused=refused,
+        on_cpu=on_cpu,
         operators=dict(Counter(node.op_type for node in _own_nodes(files.model))),
         size=size_of(fold_constants(files.source)),
     )

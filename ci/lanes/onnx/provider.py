@@ -25,7 +25,7 @@ from ci.artifacts.compiler_log import (
     traffic,
 )
 from ci.explain.onnx_graph import make_plain
-from ci.lanes.onnx.model_file import nodes_beside_context, opset_of, overrides_of, simplify_gathers
+from ci.lanes.onnx.model_file import opset_of, overrides_of, simplify_gathers
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.orders import Audit, Unsupported
 from ci.models.inputs import Sample
@@ -49,7 +49,6 @@ from provisioning.manifest import Soc
 PREPROCESSED = "preprocessed.onnx"
 """If the quantizer changed the model first, it left it in this file, which has the names of `nodes`."""
 TRACE = "qnn_op_trace.json"
-NOT_WHOLE = "it does not compile whole"
 LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn")
 MOST_REASONS = 5
@@ -169,9 +168,25 @@ def compile_context(
     nodes that HTP refuses."""
     doing("compile")
     begin = printed_so_far()
-    options = {**_context_options(settings, context, embed), FALLBACK: "1"}
+    _compile(model, precision, soc, settings, context, embed=embed, why=why)
+    return _traffic(begin)
+
+
+def _compile(
+    model: Path,
+    precision: Precision,
+    soc: Soc,
+    settings: Settings,
+    context: Path,
+    *,
+    embed: bool = False,
+    profile: Path | None = None,
+    why: str = "",
+) -> None:
+    begin = printed_so_far()
+    provider = provider_options(precision, soc, settings, profile)
     try:
-        session_on_htp(model, provider_options(precision, soc, settings, None), options, severity=VERBOSE)
+        session_on_htp(model, provider, _context_options(settings, context, embed), severity=VERBOSE)
     except Exception as error:
         if LEFT_TO_CPU in str(error):
             # Traced only now: at a quantized GRU the trace itself crashes (trace-of-a-quantized-gru).
@@ -180,7 +195,6 @@ def compile_context(
             audit, _ = audit_model(model, precision, soc, settings, aside, begin)
             raise _not_taken(model, audit, precision, why) from error
         raise _not_compiled(error, refusals(text_since(begin)), why) from error
-    return _traffic(begin)
 
 
 def audit_model(
@@ -216,14 +230,10 @@ def _not_compiled(error: Exception, reasons: Mapping[str, Refusal], why: str) ->
 def estimate_time(
     model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path
 ) -> QnnEstimate | None:
-    """Return QNN's own estimate, for which it compiles the model again. Raises CheckFailed if HTP does not
+    """Return QNN's own estimate, for which it compiles the model again. Raises NotOnProvider if HTP does not
     take all of it."""
     profile, context = into / f"{soc.id}.csv", into / f"{soc.id}_ctx.onnx"
-    with failing(NOT_WHOLE):
-        provider = provider_options(precision, soc, settings, profile)
-        session_on_htp(model, provider, _context_options(settings, context, False))
-    if nodes_beside_context(context):
-        raise CheckFailed("HTP does not support all of it")
+    _compile(model, precision, soc, settings, context, profile=profile)
     return read_estimate(profile)
 
 
