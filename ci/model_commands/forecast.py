@@ -32,7 +32,12 @@ def run(args: argparse.Namespace) -> int:
     if forecast.on_cpu:
         # Of the model as it was typed: a PyTorch model's lines, and not the nodes of its export.
         audit = model.command("audit", model.selection.soc)
-        forecast = replace(forecast, fix=Fix("replace these operators: {} names them all, with a replacement where one is known", audit))
+        forecast = replace(
+            forecast,
+            fix=Fix(
+                "replace these operators: {} names them all, with a replacement where one is known", audit
+            ),
+        )
     answer.add(model=model.typed, forecasts=[row.rounded_values() for row in forecast.forecasts])
     answer.add(withheld=forecast.withheld, fix=forecast.fix)
     print("\n".join(forecast.summary_lines()))

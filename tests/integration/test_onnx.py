@@ -157,6 +157,20 @@ def test_an_open_size_is_refused_with_the_flag_that_fixes_it_and_works_with_that
     onnx_command(model, *flags[0], *more, cwd=tmp_path, verb=(verb,))
 
 
+def test_a_forecast_names_what_stays_on_the_cpu_and_the_command_that_names_all_of_it(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("Det", ["r"], ["y"], name="determinant"),
+    ]
+    write(model_of(nodes, output=(1, 3)), tmp_path / "det.onnx")
+    ended = onnx_command("forecast", "det.onnx", "--precision", "fp16", code=1, cwd=tmp_path)
+    assert "determinant (Det)" in ended.stdout
+    (typed_next,) = re.findall(r"nox -s (audit) -- ((?:\S+ )+?)names", ended.stdout)
+    verb, words = typed_next
+    named = onnx_command(*shlex.split(words), code=1, cwd=tmp_path, verb=(verb,))
+    assert "determinant" in named.stdout + named.stderr
+
+
 class TestRun:
     @pytest.mark.long("starts the emulator, as each page of tests/journeys.toml does that runs a model")
     def test_gives_outputs_near_the_float_model(self, compiled: Path, samples: Path, tmp_path: Path) -> None:

@@ -144,6 +144,11 @@ def test_phones_are_found_by_their_usual_names() -> None:
     }
 
 
+def test_a_model_with_a_node_on_the_cpu_has_no_forecast() -> None:
+    found = forecasted("fp16", asked(on_cpu="1 of 9 nodes do not run on HTP: erf"))
+    assert not found.forecasts and found.on_cpu and "erf" in found.withheld
+
+
 def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:
     found = forecasted("16a8w", asked())
     assert found.withheld and "fp16, 8a8w" in found.fix
