@@ -11,7 +11,7 @@ from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import require_one_chip
 from ci.suite.lane_head import QUANTIZE
 from ci.suite.options import add_choice, choice_of
-from provisioning.base.commands import add_flags
+from provisioning.base.commands import Fix, add_flags, session
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,16 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model(parser, QUANTIZE, f"{MODEL_HELP}; with --where also none: a suite's program", optional=True)
     add_choice(parser, QUANTIZE)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse a command that says not where to write to."""
+    options = one_model_of(args, QUANTIZE).options
+    if not args.model and not options.where:
+        raise UsageError("MODEL is missing", fix=session("quantize", "--help"))
+    if options.output is None and not options.where:
+        message = f"{args.model}: the folder to write the quantized model to is missing"
+        raise UsageError(message, fix=Fix("{}; {} writes nothing", add_flags("-o", "out"), ("--where",)))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,11 +61,8 @@ def run(args: argparse.Namespace) -> int:
             return 0
 
         return report_work(QUANTIZE, model, ["--where", *choice.words, *model.traits], losses)
-    if not model.typed or options.output is None:
-        raise UsageError(
-            "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
-        )
-    output = options.output.absolute()
+    check(args)
+    output = model.output.absolute()
 
     def work(report: ModelReport) -> int:
         with writing_into(output, model.selection.store) as (new, publish):

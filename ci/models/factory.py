@@ -62,6 +62,7 @@ from ci.models.mistakes import (
 from ci.models.model_lines import users_line
 from ci.models.sample_files import sample_files
 from ci.models.user_model import EXPORTED, BadFactory, search_first, where_paths_begin
+from ci.models.vision_operators import define_vision_operators
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import repository_of
 
@@ -283,6 +284,7 @@ def _begin(search_path: Path) -> None:
     torch.manual_seed(seed_of("weights"))
     # In eval mode torch's attention and encoder layers become fused operators, which no compiler takes.
     torch.backends.mha.set_fastpath_enabled(False)
+    define_vision_operators()
 
 
 def factory_of(dotted: str, arguments: Mapping[str, object], search_path: Path) -> Callable[..., Any]:
@@ -650,7 +652,7 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
         outputs = torch.utils._pytree.tree_leaves(module(*copy_sample(sample)))
     for output in outputs:
         if not isinstance(output, Tensor):
-            message = f"the model returns a {type(output).__name__}: expected only tensors"
+            message = f"the model returns a value of type {type(output).__name__}: expected only tensors"
             raise BadFactory(message, _fix_of_output(output))
     return [output.detach().clone(memory_format=torch.contiguous_format) for output in outputs]
 
@@ -660,7 +662,8 @@ def _fix_of_output(output: object) -> str:
     fields = [name for name, value in getattr(output, "__dict__", {}).items() if isinstance(value, Tensor)]
     if not fields:
         return "return the tensors in it"
-    return f"return its tensors: return {', '.join(f'out.{name}' for name in fields)}"
+    tensors = ", ".join(f"out.{name}" for name in fields)
+    return f"call it out in forward, and return its tensors: `return {tensors}`"
 
 
 def copy_sample(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import tempfile
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
 
-from ci.lanes.upstream.shims import define_vision_operators
+from ci.models.vision_operators import define_vision_operators
 from lab.forecast.hub import FittedModel
 
 OPSET = 17
@@ -69,7 +68,7 @@ def answer(output: Any) -> Any:
 def export_to_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
     """A factory: the model of a row of models.toml, as JSON, with inputs to draw others like.
     Weights do not decide its time."""
-    _define_vision_operators()
+    define_vision_operators()
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)  # The exporter does not know the fused attention.
     model = FittedModel.model_validate_json(row)
@@ -96,9 +95,6 @@ def export_to_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
         values = tuple(inputs.values())
         torch.onnx.export(net.eval(), values, path, dynamo=False, opset_version=OPSET, input_names=[*inputs])
         return onnx.load(path), {name: value.numpy() for name, value in inputs.items()}
-
-
-_define_vision_operators = cache(define_vision_operators)
 
 
 def _torchvision(model: FittedModel, name: str) -> Any:

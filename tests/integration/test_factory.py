@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from ci.models.factory import (
 )
 from ci.models.inputs import Input
 from ci.models.user_model import BadFactory
+from provisioning.base.settings import ROOT
 
 MODULE = """
 import torch
@@ -324,3 +326,22 @@ def test_more_inputs_are_drawn_of_a_model_that_computes_little(
 def test_inputs_are_drawn_of_a_model_with_control_flow(folder: Path, name: str, compared: int) -> None:
     loaded = make(f"qnn_ci_net:{name}", {}, folder)
     assert len(loaded.choose(None, 4).compared) == compared
+
+
+def test_torchvision_for_cuda_can_be_imported_beside_torch_for_the_cpu(tmp_path: Path) -> None:
+    """In a process of its own: an operator that is defined stays."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "_C.so").write_bytes(b"needs libcudart")
+    (package / "__init__.py").write_text(
+        "import torch\n@torch.library.register_fake('torchvision::nms')\ndef fake(*_): ...\n"
+    )
+    (tmp_path / "net.py").write_text(
+        "import torch, torchvision\ndef net(): return torch.nn.ReLU(), (torch.ones(1),)\n"
+    )
+    code = "from pathlib import Path; from ci.models.factory import make; make('net:net', {}, Path.cwd())"
+    paths = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; "
+    ran = subprocess.run(
+        [sys.executable, "-c", paths + code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

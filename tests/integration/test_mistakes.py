@@ -17,7 +17,7 @@ from ci.models.factory import ModelWithInputs, make, samples_of
 from ci.models.user_model import BadFactory
 
 NETS = """\
-import numpy, torch
+import dataclasses, numpy, torch
 from torch import nn
 
 class Net(nn.Module):
@@ -220,6 +220,13 @@ class Stops(Net):
     def forward(self, x):
         breakpoint()
         return self.linear(x)
+@dataclasses.dataclass
+class Pair:
+    one: torch.Tensor
+    other: torch.Tensor
+class Paired(Net):
+    def forward(self, x):
+        return Pair(self.linear(x), x)
 class Detector:
     def __call__(self, x):
         return x * 2
@@ -283,6 +290,11 @@ WRONG_MODELS = {
         ["model.linear", "torch.ao.quantization"],
         "torch.ao.quantization.quantize_dynamic(Net())",
         "Net()",
+    ),
+    "return Paired(), (x,)": (
+        ["Pair", "out.one, out.other"],
+        "return Pair(self.linear(x), x)",
+        "out = Pair(self.linear(x), x)\n        {}",
     ),
     "import sys; sys.exit(3)": (["sys.exit(3)", "@import sys"], "sys.exit(3)", "return Net(), (x,)"),
 }

@@ -86,6 +86,7 @@ WRONG = {
     "compile net.py:make --soc SM8650 fp16 -o out": "-- net.py:make --soc SM8650 --precision fp16 -o out",
     "compile net.py:make --precison fp16": "did you mean --precision",
     "compile": "for example",
+    "quantize net.py:make --precision 8a8w": "-o out",
     "gate models.toml": "-- --suite models.toml",
     "provision qnn-2.37": "-- --profile qnn-2.37",
     "report reports/": "-- --reports reports/",

@@ -11,7 +11,6 @@ import os
 import sys
 import types
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 OPTIONAL = ("graphviz", "pydot", "timm", "torchaudio", "torchsr", "torchvision")
@@ -42,23 +41,6 @@ def install(names: Iterable[str] = OPTIONAL) -> list[str]:
     return absent
 
 
-def define_vision_operators() -> None:
-    """Let torchvision be imported where its operators cannot be loaded: the index has its CUDA build alone.
-
-    Its models need none of them. A test that computes with one fails, as no kernel is there."""
-    if (spec := importlib.util.find_spec("torchvision")) is None or spec.origin is None:
-        return
-    import torch
-
-    try:
-        for library in Path(spec.origin).parent.glob("_C*.so"):
-            torch.ops.load_library(library)
-    except OSError:
-        _vision.append(torch.library.Library("torchvision", "DEF"))
-        for name in ("nms", "qnms"):
-            _vision[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
 def refuse_network() -> None:
     """Refuse the network for good: a verdict must not depend on a server, nor a test run what it downloads.
     The error is no OSError, because some libraries try again and again after one."""
@@ -80,7 +62,6 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
         raise NotAvailableHere(f"it wants {host}, and tests run without network")
 
 
-_vision: list[Any] = []
 """The definitions end with this object."""
 
 

@@ -28,6 +28,7 @@ from ci.lanes.upstream.suite import (
     UpstreamVerdict,
     upstream_suites,
 )
+from ci.models.vision_operators import define_vision_operators
 from ci.work import InTrouble, Meter, read, to_json, trouble_of_text
 
 SEED = 0
@@ -324,7 +325,7 @@ def collect(suite: UpstreamSuite, logs: str) -> None:
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
     shims.refuse_network()
-    shims.define_vision_operators()
+    define_vision_operators()
     import torch
 
     # A fork can have threads of its own only if this process never had any.
