@@ -72,8 +72,8 @@ class IndexChoice:
 def choices_of(floats: Graph, quantized: Graph | None) -> list[IndexChoice]:
     """Return the choices of a float model whose indices are outputs. If there is a quantized model, an output
     counts only if indices are found in both models."""
-    operators = _choosers(floats)
-    quantized_operators = operators if quantized is None else _choosers(quantized)
+    operators = operators_of_indices(floats)
+    quantized_operators = operators if quantized is None else operators_of_indices(quantized)
     numbers = [number for number in operators if number in quantized_operators]
     if not numbers:
         return []
@@ -88,8 +88,9 @@ def choices_of(floats: Graph, quantized: Graph | None) -> list[IndexChoice]:
     return choices
 
 
-def _choosers(graph: Graph) -> dict[int, str]:
-    """Map the number of each output that holds indices to the node that chose them."""
+def operators_of_indices(graph: Graph) -> dict[int, str]:
+    """Map the number of each output that holds indices to the node that chose them. The graph needs no
+    samples and no weights."""
     choosers = {}
     for number, name in enumerate(graph.results):
         node = _behind_same_indices(graph, name)

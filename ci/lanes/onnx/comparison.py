@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
-from ci.explain.index_operators import CHOOSERS, choices_of
+from ci.explain.index_operators import choices_of, operators_of_indices
 from ci.explain.losses import BeyondHalf, beyond_in_words
+from ci.explain.onnx_graph import OnnxGraph
 from ci.lanes.onnx.model_file import load_graph
 from ci.lanes.onnx.orders import Accuracy
 from ci.lanes.onnx.samples import ModelFiles
@@ -45,7 +46,7 @@ class ChosenValues:
 class ModelOutputs:
     """Holds what a model gives for each sample, as a program should give it."""
 
-    samples: Sequence[Sample]
+    by_sample: Sequence[Sample]
     chosen: Mapping[str, ChosenValues] = field(default_factory=dict)
     """It has the outputs that are indices."""
 
@@ -55,14 +56,14 @@ class ModelOutputs:
 
     def pairs_by_sample(self, outputs: Sequence[Sample]) -> list[list[Pair]]:
         """Return the pairs of each sample; there are none if nothing is expected."""
-        if not self.samples:
+        if not self.by_sample:
             return []
-        rows = enumerate(zip(self.samples, outputs, strict=True))
+        rows = enumerate(zip(self.by_sample, outputs, strict=True))
         return [self._pairs_of(number, expected, found) for number, (expected, found) in rows]
 
     def plain_pairs(self, outputs: Sequence[Sample]) -> list[Pair]:
         """Pair these outputs with a program's as they are, indices too."""
-        return list(ModelOutputs(self.samples).pairs(outputs))
+        return list(ModelOutputs(self.by_sample).pairs(outputs))
 
     def _pairs_of(self, number: int, expected: Sample, found: Sample) -> list[Pair]:
         pairs = []
@@ -94,7 +95,7 @@ class Comparison:
     ) -> Accuracy:
         """Return the worst figures and the slices that are lost. If too much is lost, `beyond` is asked for
         operators that leave fp16."""
-        if not self.exact.samples:
+        if not self.exact.by_sample:
             return Accuracy()
         pairs, reference = self.exact.pairs(outputs), self.reference.pairs(outputs)
         try:
@@ -121,20 +122,22 @@ class Comparison:
 
     def each_db(self, outputs: Sequence[Sample]) -> list[float]:
         """Return the SQNR of each sample against the float model."""
-        count = len(self.exact.samples)
+        count = len(self.exact.by_sample)
         return each_sample_db(self.exact.plain_pairs(outputs), count) if count else []
 
     def figures_of_metric(self, metric: str, outputs: Sequence[Sample]) -> dict[str, float]:
         """Return the figures of the user's own metric."""
         pairs, reference = self.exact.plain_pairs(outputs), self.reference.plain_pairs(outputs)
-        return side_by_side(metric, pairs, reference, len(self.exact.samples))
+        return side_by_side(metric, pairs, reference, len(self.exact.by_sample))
 
 
 def comparison_of(files: ModelFiles, samples: Sequence[Sample], *, non_finite: bool) -> Comparison:
     """Return what a program's outputs are compared with: the float model's outputs and, if there are any, the
     quantized model's, both with the values that indices chose among."""
     exact, reference = files.float_outputs(), files.reference()
-    if not samples or not _has_choosers(files):
+    # A large model is read with its weights only if it has indices to explain.
+    structure = OnnxGraph(load_graph(files.source), ())
+    if not samples or not operators_of_indices(structure):
         return Comparison(ModelOutputs(exact), ModelOutputs(reference), non_finite)
     floats = graph_of(files.source, samples)
     quantized = graph_of(files.model, samples) if reference else None
@@ -149,8 +152,3 @@ def comparison_of(files: ModelFiles, samples: Sequence[Sample], *, non_finite: b
         choosers.append(f"{floats.nodes[choice.operator].kind} ({choice.operator})")
     quantized_outputs = ModelOutputs(reference, chosen_by_quantized)
     return Comparison(ModelOutputs(exact, chosen), quantized_outputs, non_finite, choosers)
-
-
-def _has_choosers(files: ModelFiles) -> bool:
-    """Whether the model must be read whole, with its weights, to know what its indices chose among."""
-    return any(node.op_type in CHOOSERS for node in load_graph(files.source).graph.node)

@@ -125,7 +125,7 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
     record = _record_of(order, files, path, context_files)
     record.write(record_path(path))
     comparison = comparison_of(files, samples, non_finite=order.case.non_finite)
-    if options.keeps_outputs and comparison.exact.samples:
+    if options.keeps_outputs and comparison.exact.by_sample:
         for file in (files.prepared / EXPECTED, files.quantized / REFERENCE):
             if file.is_file():
                 shutil.copyfile(file, order.into / file.name)
