@@ -28,12 +28,14 @@ VARIABLE = "QNN_TEST_TEMPLATES"
 
 SHARED = (
     "ci.lanes.executorch.worker:prepare",
+    "ci.lanes.executorch.run_worker:prepare",
+    *(f"ci.lanes.onnx.worker:{name}" for name in ("prepare", "prepare_exporting")),
     *(f"ci.lanes.llm.worker:{name}" for name in ("train", "generate", "lower")),
 )
-"""What takes long to import."""
+"""What takes long to import, in the processes of lanes. Those that stand in for them in tests are small."""
 
-MOST = 4
-"""More processes are not kept: each has half a gigabyte."""
+MOST = 6
+"""More processes are not kept: one with torch has half a gigabyte."""
 
 GRACE_SECONDS = 30
 
