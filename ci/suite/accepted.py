@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from ci.suite.figures import FIGURES, LESS_IS_BETTER, cost_rule, round_figures, round_to_worse
 from ci.suite.limits import below_floor, required_of
-from ci.suite.suite_file import THRESHOLD_NAMES, Thresholds, accepted_path
+from ci.suite.suite_file import THRESHOLD_NAMES, Thresholds
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load, parse
@@ -154,6 +154,14 @@ class Baseline:
         words = f" and thresholds of {plural(len(thresholds), 'run')}" if thresholds else ""
         sys.stderr.write(f"wrote {plural(len(values), 'program')}{words} to {self.path}\n")
         return baseline
+
+
+def accepted_path(suite: Path, profile: str) -> Path:
+    """The file of a suite's accepted results: in manifests/accepted/ for a shipped suite, else beside the
+    suite."""
+    if suite.parent == MANIFESTS / "suites":
+        return MANIFESTS / "accepted" / f"{suite.stem}-{profile}.json"
+    return suite.with_name(f"{suite.stem}.accepted-{profile}.json")
 
 
 def load_baseline(suite: Path, profile: str, lane: str) -> Baseline:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ci.models.inputs import InputsUsed
+from ci.suite.accepted import accepted_path
 from ci.suite.figures import CLEARLY_DB, add_samples, against_nearest, describe_figures
 from ci.suite.limits import (
     Missed,
@@ -19,7 +20,7 @@ from ci.suite.limits import (
     usual_of,
 )
 from ci.suite.programs import NO_SUITE, Program
-from ci.suite.suite_file import Thresholds, accepted_path
+from ci.suite.suite_file import Thresholds
 from ci.work import Result, field_of
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Place, Severity

@@ -30,11 +30,11 @@ from ci.suite.lane_head import (
 )
 from ci.work import Job, WorkOptions, longest_first
 from provisioning.base.command_line import TIMEOUT, count, duration
-from provisioning.base.commands import Fix, leave_out
+from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import Options, add_options, option, read_options
-from provisioning.base.selection import selection_of
-from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.selection import host_selection
+from provisioning.base.settings import Selection
 
 SHIPPED = "manifests/suites/models.toml"
 COMMANDS = ("divergence", "quantize", "matrix")
@@ -232,10 +232,10 @@ def add_stage_flags(parser: argparse.ArgumentParser, stage: LaneStage) -> None:
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
-    flags = read_options(StageFlags, args)
+    selection, choice, flags = host_selection(args), choice_of(args), read_options(StageFlags, args)
     return StageOptions(
-        host_selection(args),
-        choice_of(args),
+        selection,
+        choice,
         flags.work_options(),
         flags.accept,
         flags.listed,
@@ -247,16 +247,6 @@ def check(suites: Sequence[Path], flag: str = "--suite") -> None:
     for path in suites:
         if not path.is_file():
             raise UsageError(f"{flag} {path}: there is no file {path.absolute()}", fix="name a TOML file")
-
-
-def host_selection(args: argparse.Namespace) -> Selection:
-    """The selection of a command that works for this machine."""
-    for target in args.target or ():
-        if target != DEFAULT_TARGET:
-            raise UsageError(
-                f"--target {target}: the emulator runs on {DEFAULT_TARGET}", fix=leave_out("--target")
-            )
-    return selection_of(args)
 
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")

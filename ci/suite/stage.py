@@ -17,13 +17,19 @@ from typing import Any, TypeVar
 
 from ci.models.own_packages import OF_LOCK, Needs, OwnPackages, install_packages, locked_versions
 from ci.models.projects import PACKAGES, contradictions, dependencies_of, nearest_project, version_at_hand
-from ci.suite.accepted import derive_thresholds, load_baseline, load_tolerances, low_figures, threshold_values
+from ci.suite.accepted import (
+    accepted_path,
+    derive_thresholds,
+    load_baseline,
+    load_tolerances,
+    low_figures,
+    threshold_values,
+)
 from ci.suite.figures import METRIC, describe_figures
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.limits import below_floor
 from ci.suite.options import Choice, shard_named
 from ci.suite.programs import P, Program, Suites, add_accepted
-from ci.suite.suite_file import accepted_path
 from ci.suite.task_metric import MetricFigures
 from ci.work import (
     MACHINE,

@@ -240,14 +240,6 @@ def _parse_cases(form: LaneForm, cases: Mapping[str, _OwnCase], path: Path) -> d
     return dict(dict(parse(document, model, path, place_in_file))["case"])
 
 
-def accepted_path(suite: Path, profile: str) -> Path:
-    """The file of a suite's accepted results: in manifests/accepted/ for a shipped suite, else beside the
-    suite."""
-    if suite.parent == MANIFESTS / "suites":
-        return MANIFESTS / "accepted" / f"{suite.stem}-{profile}.json"
-    return suite.with_name(f"{suite.stem}.accepted-{profile}.json")
-
-
 def lanes_of(path: Path) -> tuple[str, ...]:
     """The lanes that the suite has runs of. If the file cannot be read, returns the first lane, which then
     reports the error."""

@@ -17,8 +17,8 @@ from ci.work.jobs import Line, failed_line
 from ci.work.logs import last_words, tail
 from ci.work.plain import Facts
 from ci.work.trouble import (
-    BUSY,
     Trouble,
+    has_computed,
     how_it_ended,
     trouble_of_ending,
     trouble_of_places,
@@ -104,7 +104,7 @@ class Failure:
         if trouble := trouble_of_timeout(limit, cpu_seconds, flag, idle_seconds):
             return cls.of(trouble, log)
         sentence, fix = f"no result after {limit:g} s ({flag or OVERALL})", ""
-        if cpu_seconds < BUSY * limit:
+        if not has_computed(limit, cpu_seconds):
             sentence += f": it computed for {cpu_seconds:.1f} s, and waited while a processor was free"
             fix = "find what the model's code waits for: an answer, a lock, a server, a sleep"
         message, _ = _explain_log(sentence, log)

@@ -172,11 +172,16 @@ def trouble_of_timeout(
     if the work used that time itself, or waited for something else than the machine.
 
     `idle_seconds` is how long processors were idle in that time."""
-    if cpu_seconds >= BUSY * limit or idle_seconds >= IDLE * limit:
+    if has_computed(limit, cpu_seconds) or idle_seconds >= IDLE * limit:
         return None
     message = f"no result after {limit:g} s: it waited, and had the processor for only {cpu_seconds:.1f} s"
     longer = f", or give it longer with {flag}" if flag else ""
     return Trouble("timeout", message, f"run with fewer --jobs{longer}")
+
+
+def has_computed(limit: float, cpu_seconds: float) -> bool:
+    """Whether work that exceeded its time limit used that time itself."""
+    return cpu_seconds >= BUSY * limit
 
 
 def trouble_of_places(places: Iterable[Path]) -> Trouble | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from ci.suite.lane_head import COMPILE
-from ci.suite.options import WorkFlags, host_selection
+from ci.suite.options import WorkFlags
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import add_options, read_options
-from provisioning.base.selection import add_selection
+from provisioning.base.selection import add_selection, host_selection
 
 EXAMPLES = """\
   nox -s lab -- forecast -k resnet50

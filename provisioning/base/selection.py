@@ -215,6 +215,16 @@ def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.envir
     )
 
 
+def host_selection(args: argparse.Namespace) -> Selection:
+    """The selection of a command that works for this machine."""
+    for target in args.target or ():
+        if target != DEFAULT_TARGET:
+            raise UsageError(
+                f"--target {target}: the emulator runs on {DEFAULT_TARGET}", fix=leave_out("--target")
+            )
+    return selection_of(args)
+
+
 def _set(environ: Mapping[str, str], variable: str) -> list[str]:
     return [environ[variable]] if environ.get(variable) else []
 

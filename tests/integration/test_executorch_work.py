@@ -26,7 +26,7 @@ from ci.lanes.executorch.steps import compile_programs
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.suite.runner import Runner
 from ci.suite.tensor_files import TensorFile
-from ci.work import outcome
+from ci.work import trouble
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from provisioning.base.command_line import main
@@ -150,8 +150,8 @@ class TestCompiling:
     ) -> None:
         # Other tests run beside this one: they take the processor from what computes, or leave one free.
         waits, _, free = what.partition(" while ")
-        monkeypatch.setattr(outcome, "BUSY", 0.0 if what == "spin" else math.inf)
-        monkeypatch.setattr(outcome, "IDLE", 0 if free else math.inf)
+        monkeypatch.setattr(trouble, "BUSY", 0.0 if what == "spin" else math.inf)
+        monkeypatch.setattr(trouble, "IDLE", 0 if free else math.inf)
         program = make_program(tmp_path / "suite")
         compiled(tmp_path, program)
         fails = program.suite.parent / FAILS

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.suite.suite_file import accepted_path
+from ci.suite.accepted import accepted_path
 from ci.work.results import digest_of
 from provisioning.accepted_file import Accepted, accept
 from provisioning.base.files import hash_file

@@ -32,7 +32,7 @@ from ci.model_commands.typed_model import one_model_of
 from ci.models.inputs import InputsUsed
 from ci.one_model.output import SCRATCH, file_line, keep_origins, require_own, writing_into
 from ci.suite.lane_head import TUNE
-from ci.work import outcome
+from ci.work import trouble
 from ci.work.plain import to_json
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -177,7 +177,7 @@ def test_what_a_search_knows_when_it_is_ended_is_its_answer_and_is_not_cached(
     how: str,
 ) -> None:
     # Other tests run beside this one: what computes does so however little of the processor it gets.
-    monkeypatch.setattr(outcome, "BUSY", 0.0)
+    monkeypatch.setattr(trouble, "BUSY", 0.0)
     known = DivergenceResult("float", 30.0, 3.0, POWER, {POWER.node: 3.0}, {}, ("early", "late"))
     stand_in.replies["diverge"] = to_json(known)
     stand_in.wrong = {"do": "diverge", "how": how}

@@ -19,9 +19,8 @@ from ci.lanes.onnx.orders import CompiledContext, QuantizedModel
 from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import programs_of
 from ci.report.collect import report_in, rows_of
-from ci.suite.accepted import Recorded, load_baseline
-from ci.suite.suite_file import accepted_path
-from ci.work import outcome
+from ci.suite.accepted import Recorded, accepted_path, load_baseline
+from ci.work import trouble
 from ci.work.plain import to_json
 from provisioning.accepted_file import Values, accept
 from provisioning.base.command_line import main
@@ -143,8 +142,8 @@ class TestStage:
     ) -> None:
         # Other tests run beside this one: what computes does so however little of the processor it gets, and
         # no processor is idle.
-        monkeypatch.setattr(outcome, "BUSY", 0.0 if how == "computes" else math.inf)
-        monkeypatch.setattr(outcome, "IDLE", math.inf)
+        monkeypatch.setattr(trouble, "BUSY", 0.0 if how == "computes" else math.inf)
+        monkeypatch.setattr(trouble, "IDLE", math.inf)
         self.wrong = {"do": "compile_context", "soc": "SM8650", "how": how, "words": words}
         limit = ("--timeout", "1")
         assert self.stage(tmp_path, "--accept", *limit, text=RECORDED) == code
@@ -167,8 +166,8 @@ class TestStage:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Where a processor is idle, what waits is the model's own.
-        monkeypatch.setattr(outcome, "BUSY", math.inf)
-        monkeypatch.setattr(outcome, "IDLE", math.inf)
+        monkeypatch.setattr(trouble, "BUSY", math.inf)
+        monkeypatch.setattr(trouble, "IDLE", math.inf)
         self.wrong = {"do": "compile_context", "soc": "SM8650", "how": "waits"}
         self.answers = REFUSES_ERF
         assert self.stage(tmp_path, "--timeout", "1") == 3

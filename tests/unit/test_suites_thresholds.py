@@ -13,11 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.lanes.executorch.suite import programs_of
-from ci.suite.accepted import Baseline, accepted_thresholds, derive_thresholds, low_figures, threshold_values
+from ci.suite.accepted import (
+    Baseline,
+    accepted_path,
+    accepted_thresholds,
+    derive_thresholds,
+    low_figures,
+    threshold_values,
+)
 from ci.suite.figures import round_figures
 from ci.suite.limits import missed_thresholds
 from ci.suite.stage import accepted_figures, thresholds_of
-from ci.suite.suite_file import Thresholds, accepted_path
+from ci.suite.suite_file import Thresholds
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 
 FIGURES = {

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ci.work import child, outcome
+from ci.work import child, outcome, trouble
 from ci.work.jobs import Job, Line
 from ci.work.outcome import Failure, Refused, TaskOutcome
 from ci.work.schedule import ChildTask, Exports, Home, asking, run_tasks
@@ -134,8 +134,8 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool, idle: float, blame: str
 ) -> None:
     # Other tests run beside this one, and take the processor from what computes.
-    monkeypatch.setattr(outcome, "BUSY", 0.05)
-    monkeypatch.setattr(outcome, "IDLE", idle)
+    monkeypatch.setattr(trouble, "BUSY", 0.05)
+    monkeypatch.setattr(trouble, "IDLE", idle)
     request = {"file": str(tmp_path / "numbers"), "busy": busy}
     task = ChildTask("task", "tests.support.tasks:hang", request, 0.8, tmp_path / "log")
     outcomes = run_tasks([task], home_in(tmp_path), "toys", lambda name, outcome: Line("ended"))
@@ -149,7 +149,7 @@ def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
 def test_a_task_ends_with_the_time_for_all_of_which_it_is_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: float
 ) -> None:
-    monkeypatch.setattr(outcome, "BUSY", busy)
+    monkeypatch.setattr(trouble, "BUSY", busy)
     request = {"file": str(tmp_path / "numbers"), "busy": True}
     until = time.monotonic() + 0.8
     task = ChildTask("task", "tests.support.tasks:hang", request, 60, tmp_path / "log", until=until)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ci.suite.lane_head import TESTS
-from ci.suite.options import HOW, SHOWS, WHICH, Choice, StageFlags, add_choice, host_selection
+from ci.suite.options import HOW, SHOWS, WHICH, Choice, StageFlags, add_choice
 from provisioning.base.option_fields import add_options, option, read_options
-from provisioning.base.selection import add_selection
+from provisioning.base.selection import add_selection, host_selection
 
 if TYPE_CHECKING:
     from ci.lanes.upstream.stage import UpstreamOptions
