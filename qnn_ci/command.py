@@ -137,7 +137,7 @@ def main() -> int:
     verbs = {name: verb for name, verb in VERBS.items() if name not in OF_CLONE}
     if "_ARGCOMPLETE" in os.environ:
         _complete(verbs)
-    if argv in (["version"], ["--version"]):
+    if argv[:1] in (["version"], ["--version"]):
         from provisioning.base.settings import project
 
         sys.stdout.write(f"qnn-ci {project().version}\n")

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
-        return [_diagnose_log("stdin", sys.stdin.buffer, LARGEST)]
+        return _require_lines("stdin", [_diagnose_log("stdin", sys.stdin.buffer, LARGEST)])
     path = user_path(name, "LOG", str(Parser.user_folder()))
     if not path.exists():
         if re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", name):
@@ -124,11 +124,23 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         )
         raise UsageError(message, fix=fix) from error
     if len(results) == 1:
-        return results
+        return _require_lines(name, results)
     # Most logs of a folder are of steps that went well: show those with something known, else with trouble.
     answers = [result for result in results if result.explanations or result.operators]
     failures = [result for result in results if result.trouble]
     return answers or failures or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
+
+
+def _require_lines(name: str, results: list[Diagnosis]) -> list[Diagnosis]:
+    if not any(result.lines for result in results):
+        raise UsageError(
+            f"{name} is empty: nothing to diagnose",
+            fix=Fix(
+                "write all that a command prints into a log, `COMMAND > run.log 2>&1`; then {}",
+                ("diagnose", "run.log"),
+            ),
+        )
+    return results
 
 
 def _diagnose_log(subject: str, log: BinaryIO, size: int) -> Diagnosis:

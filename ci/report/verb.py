@@ -29,6 +29,11 @@ EXAMPLES = """\
 """
 
 
+NO_REPORTS = Fix(
+    "run the stages that write them: {}; or name their folder: {}", ("gate",), ("--reports", "FOLDER")
+)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
@@ -66,13 +71,13 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--merge {args.merge}: there is no such folder", fix=leave_out("--merge"))
         merge(args.merge, directory)
     if not directory.is_dir():
-        raise EnvironmentLacking(
-            f"there is no directory of reports at {directory}",
-            fix=Fix("run the stages that write them: {}", ("gate",)),
-        )
+        raise EnvironmentLacking(f"there is no directory of reports at {directory}", fix=NO_REPORTS)
     if args.against:
         return worse_than(args.against, directory)
     reports = collect(directory)
+    if not reports and args.format is None and not (args.merge or args.check):
+        # Its page and JUnit would only litter a folder that is no folder of reports.
+        raise EnvironmentLacking(f"{directory} has no report of a stage", fix=NO_REPORTS)
     answer.add(reports=[asdict(report) for report in reports])
     if args.format is None:
         text = full_text(reports, colour=wants_colour(sys.stdout), width=terminal_width())

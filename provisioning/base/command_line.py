@@ -146,6 +146,8 @@ class Parser(argparse.ArgumentParser):
             names = [name for name in self._option_string_actions if name not in ("-h", "--help")]
         elif values := re.search(r"unrecognized arguments: (.+)", message):
             return UsageError(message, fix=self._explain_values(values[1].split(" ")) or unknown.fix)
+        elif flag := re.search(r"argument (\S+): expected (?:one|at least one) argument", message):
+            return UsageError(message, fix=self._describe_flag(flag[1]) or unknown.fix)
         elif " are required: " in message and (shown := self._example()):
             more = Fix("{} {} has more", self.prog, ("--help",))
             return UsageError(message, fix=Fix("for example {}; {}", shown, more))
@@ -167,9 +169,11 @@ class Parser(argparse.ArgumentParser):
 
     def _explain_values(self, words: Sequence[str]) -> Fix | None:
         """Return the fix for words that are nobody's."""
+        if any(word.startswith("-") for word in words):
+            return None
         flags = {word: words_of_others.flag_of(word, self._option_string_actions) for word in words}
         if not all(flags.values()):
-            return self._repeated(words) or self._one_a_command(words)
+            return self._repeated(words) or self._one_a_command(words) or self._leave_out(words)
         typed: list[str] = []
         for word in self._words:
             typed += [flags[word], word] if word in flags else [word]
@@ -189,6 +193,21 @@ class Parser(argparse.ArgumentParser):
         model = next((word for word in self._words if not word.startswith("-")), "")
         other = self._typed(words[0] if word == model else word for word in self._words if word != words[0])
         return Fix("it takes one MODEL: leave the other to a command of its own, {}", other)
+
+    def _describe_flag(self, flag: str) -> str:
+        """Say what belongs behind a flag, as the verb's help says it."""
+        action = self._option_string_actions.get(flag.rpartition("/")[2])
+        if action is None or not action.help:
+            return ""
+        return f"{flag} {action.metavar or action.dest.upper()}: {self._get_formatter()._expand_help(action)}"
+
+    def _leave_out(self, words: Sequence[str]) -> Fix | None:
+        """Return the fix for words behind a verb that takes flags alone."""
+        if self._get_positional_actions():
+            return None
+        return Fix(
+            "leave {} out: it takes flags alone, which {} {} lists", " ".join(words), self.prog, ("--help",)
+        )
 
     def _takes_model(self) -> bool:
         return any(action.dest == "model" for action in self._get_positional_actions())
@@ -242,7 +261,9 @@ def duration(text: str) -> float:
     with suppress(ValueError):
         if 0 < (seconds := float(text)) <= threading.TIMEOUT_MAX:
             return seconds
-    raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, found {text!r}")
+    raise argparse.ArgumentTypeError(
+        f"expected a number of seconds above 0, such as {TIMEOUT:g}, found {text!r}"
+    )
 
 
 def add_timeout(parser: argparse._ActionsContainer, work: str, default: float = TIMEOUT) -> None:

@@ -182,6 +182,12 @@ def test_a_number_alone_is_explained_or_said_not_to_be_known(capsys: pytest.Capt
     assert "not known" in capsys.readouterr().out
 
 
+def test_an_empty_log_is_called_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.log").touch()
+    assert verb(str(tmp_path / "run.log")) == 2
+    assert "is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "speaker"),
     [
