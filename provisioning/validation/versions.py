@@ -55,10 +55,10 @@ def qnn_version(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     pin = context.profile.components[QNN_SDK].version
     versions = {source: version for source, version in tree.versions.items() if "build_id" not in source}
-    if not versions:
+    if "sdk.yaml" not in versions:
         yield Problem(
             tree.label,
-            "has no sdk.yaml and no version in its name, so its files do not say which QNN it is",
+            "has no sdk.yaml that says a version, as each QNN SDK has",
             Fix(
                 "reinstall it with its sdk.yaml, or use the pinned one: unset QNN_SDK_ROOT; {}",
                 ("provision",),

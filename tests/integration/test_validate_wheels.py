@@ -45,7 +45,7 @@ def test_the_provisioned_environment_passes_and_its_compiler_answers(sdk: Path, 
     state = report["metrics"]["rules"]["compiler-answers"]["state"]
     assert (code, report["outcome"], state) == (0, "pass", "pass"), report["findings"]
     (answer,) = report["metrics"]["compiler"].values()
-    assert (answer["step"], answer["build_id"]) == ("device", PIN.build_id)
+    assert (answer["step"], answer["build_id"]) == ("program", PIN.build_id)
 
 
 @pytest.mark.heavy

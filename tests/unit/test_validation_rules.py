@@ -30,6 +30,7 @@ from tests.support.environments import (
     BUILD,
     LINUX,
     OTHER_BUILD,
+    PROFILE,
     SOCS,
     X86,
     context_of,
@@ -252,6 +253,7 @@ def no_constraints(base: Path) -> Context:
     return context_of(base)
 
 
+NAMED = load_profile(PROFILE).components["qnn-sdk"].version
 PACKAGES = dict(this_host().packages)
 HTP, SYSTEM, SKEL = f"lib/{X86}/libQnnHtp.so", f"lib/{X86}/libQnnSystem.so", "libQnnHtpV75Skel.so"
 IN_DSP = "lib/hexagon-v75/unsigned"
@@ -403,6 +405,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
 ]
 WARNINGS: list[tuple[str, str, Arrange]] = [
     ("qnn-version", "/sdk", versioned_sdk("")),
+    ("qnn-version", "/sdk", sdk_with(versions={"directory": NAMED})),
     ("own-tree", "/sdk", own_sdk_was_upgraded),
     ("open-files", "/sdk", writable_by_all),
     ("open-files", "/sdk", sdk_with(open_to_others=("user 1234 can change sdk.yaml",))),
