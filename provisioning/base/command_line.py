@@ -65,6 +65,9 @@ class ChecksWords(Protocol):
 
 OWN_PACKAGES = ("ci", "provisioning")
 
+CLEANUP_SECONDS = 60.0
+"""An interrupted command may take this long to end what it started. The gate, the slowest, needs ten."""
+
 DEBUG = "show tracebacks, and what pip, git or a compiler printed when it failed"
 """The help of --debug."""
 
@@ -442,12 +445,23 @@ def _print_traceback() -> None:
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
     """SIGTERM ends the work as Ctrl-C does: children end too, and the report is written. A terminal is told
-    at once, since that takes seconds."""
+    at once, since that takes seconds.
+
+    An interrupt that meets a library as it takes a lock leaves the lock taken, and what then cleans up may
+    wait for it for ever. So work that does not end is interrupted again."""
 
     def interrupt(number: int, _frame: object) -> None:
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), b"\ninterrupted: ending what runs\n")
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        error = Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+        def interrupt_again(_number: int, _frame: object) -> None:
+            raise error
+
+        handler = signal.signal(signal.SIGALRM, interrupt_again)
+        before.setdefault(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, CLEANUP_SECONDS, CLEANUP_SECONDS)
+        raise error
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -460,6 +474,8 @@ def termination_as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
+        if signal.SIGALRM in before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from ci.__main__ import VERBS as CI
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
+from provisioning.base import command_line
 from provisioning.base.command_line import Verb, count, duration, guard, main
 from provisioning.base.commands import capture
 from provisioning.base.commands import session as session_of
@@ -112,6 +114,24 @@ def test_the_process_ends_with_130_too_wherever_the_interrupt_met_it(tmp_path: P
     (tmp_path / "interrupted.py").write_text(script)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     assert capture([sys.executable, "-m", "interrupted"], env=environ).returncode == 130
+
+
+def test_work_that_waits_for_a_lock_for_ever_as_it_is_interrupted_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The laboratory saw urllib3 give back a connection to a queue whose lock nobody held any more."""
+    monkeypatch.setattr(command_line, "CLEANUP_SECONDS", 0.05)
+    taken = threading.Lock()
+    taken.acquire()
+
+    def work() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            taken.acquire()
+        return 0
+
+    assert guard(work, debug=False) == 143
 
 
 def test_sigterm_ends_with_143() -> None:

@@ -36,6 +36,7 @@ REASONS = {
     "unit/test_archive.py": SHORTER,
     "unit/test_build.py": "CMake's answer of a configured project is written by hand",
     "unit/test_build_tools.py": SHORTER,
+    "unit/test_cli.py": SHORTER,
     "unit/test_distributions.py": "it is counted how often a file is read, which no result shows",
     "unit/test_doors.py": SHORTER,
     "unit/test_keys.py": SHIPPED,
