@@ -62,9 +62,6 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
         raise NotAvailableHere(f"it wants {host}, and tests run without network")
 
 
-"""The definitions end with this object."""
-
-
 def _use(name: str) -> NoReturn:
     _touched.append(f"{name} is used, and {name.partition('.')[0]} is not installed here")
     raise NotAvailableHere(_touched[-1])
