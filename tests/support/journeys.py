@@ -222,7 +222,7 @@ def _installed(factory: pytest.TempPathFactory) -> Path:
 class Stage:
     """Where journeys run: an installed `qnn-ci` and this clone's `nox` on PATH, with this Python for every
     environment; trees, downloads and the runner of the user's store, and cached results that the run begins
-    without."""
+    without. The processes that import torch are those of the whole run."""
 
     def __init__(self, factory: pytest.TempPathFactory, table: Journeys) -> None:
         self.factory, self.table = factory, table
