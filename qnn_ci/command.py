@@ -169,7 +169,7 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
             fix="clone the repository, and open the shell in the clone",
         )
     environments = PythonEnvironments(environments_folder(), _log)
-    if not environments.current_python(environment):
+    if verb in ONE_MODEL or not environments.current_python(environment):
         check(verb, arguments, Path.cwd())
     python = environments.interpreter(environment)
     folder = str(Path.cwd())

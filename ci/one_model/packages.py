@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from ci.models.own_packages import NONE, VARIABLE, Needs, file_of, locked_versions
 from ci.models.projects import contradictions, dependencies_of
 from ci.one_model.model import OneModel
-from ci.one_model.named_files import path_of_package
+from ci.one_model.named_files import path_of_package, require_project
 from ci.suite.programs import P, Suites
 from ci.suite.suite_file import parse_suite
 from provisioning.base import toml
@@ -30,6 +30,8 @@ def needs_of_model(model: OneModel, suites: Suites[P], suite: Path | None = None
             return NONE
         document = toml.loads(suite.read_text(encoding="utf-8"))
         return suites.needs_of(parse_suite(document, suite, suites))
+    if options.project:
+        require_project(options.project, f"--project {options.project}")
     packages, folders = list[str](), list[Path]()
     for text in options.packages:
         path = path_of_package(text)

@@ -170,8 +170,10 @@ class Parser(argparse.ArgumentParser):
         """The first example of the verb's help."""
         return next((line.strip() for line in (self.epilog or "").splitlines()[1:]), "")
 
-    def _explain_values(self, words: Sequence[str]) -> Fix | None:
+    def _explain_values(self, words: Sequence[str]) -> Fix | str | None:
         """Return the fix for words that are nobody's."""
+        if words[0] in words_of_others.FLAGS_OF_VERBS:
+            return self._explain_flag(words[0])
         if any(word.startswith("-") for word in words):
             return None
         flags = {word: words_of_others.flag_of(word, self._option_string_actions) for word in words}
@@ -186,6 +188,8 @@ class Parser(argparse.ArgumentParser):
         """Return the fix for a flag that other tools have."""
         if flag == "--model" and self._takes_model():
             return Fix("MODEL has no flag: {}", self._typed(word for word in self._words if word != flag))
+        if verb := words_of_others.FLAGS_OF_VERBS.get(flag):
+            return Fix("leave {} out: it is a flag of {}", flag, (verb, "--help"))
         meant = words_of_others.FLAGS.get(flag, "")
         return f"did you mean {meant}?" if meant in self._option_string_actions else ""
 

@@ -13,6 +13,18 @@ FLAGS = {
     **dict.fromkeys(("--batch", "--input-shape", "--shape", "--shapes"), "--dimension"),
 }
 
+FLAGS_OF_VERBS = {
+    **dict.fromkeys(("--against", "--extract"), "inspect"),
+    **dict.fromkeys(("--chat", "--compare", "--input"), "run"),
+    **dict.fromkeys(("-k", "--list", "--shard", "--tag"), "test_lowering"),
+    "--accept": "test_emulator",
+    "--accept-licence": "provision",
+    "--offline": "provision",
+    "--phone": "forecast",
+    "--where": "quantize",
+}
+"""Flags of ours that are typed behind another verb, and a verb that has them."""
+
 VERBS = {
     **dict.fromkeys(("bench", "benchmark", "estimate", "latency", "profile"), "forecast"),
     **dict.fromkeys(("convert", "export", "lower"), "compile"),

@@ -105,6 +105,11 @@ def test_requirements_of_the_environment_are_for_one_model_too_and_flags_go_befo
         needs_of_model(model(folder), SUITES)
 
 
+def test_a_project_that_is_not_there_is_named_and_no_index_is_asked(folder: Path) -> None:
+    with pytest.raises(UsageError, match="nothere"):
+        needs_of_model(model(folder, project=folder / "nothere"), SUITES)
+
+
 def test_with_a_suite_its_own_packages_count_and_flags_are_refused(folder: Path) -> None:
     suite = folder / "models.toml"
     assert needs_of_model(model(folder), SUITES, suite) == NONE
