@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
     table = load_forecasts()
     model = one_model_of(args, FORECAST)
-    phones = [table.phone_of(name) for name in model.options.phones] or [*table.phones]
+    phones = table.phones_of(model.options.phones, model.selection.named_socs)
     lane = model_lane(model)
     forecast = lane.forecast_of(lane.own_form(model, model.selection.reports / "exported"), phones)
     if forecast.on_cpu:

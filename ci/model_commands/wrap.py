@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.artifacts.program import refuse_torch_file
 from ci.one_model.named_files import require_program
 from ci.one_model.options import OF_PLACE
 from ci.suite.options import OF_MACHINE
@@ -58,6 +59,7 @@ def check(args: argparse.Namespace) -> None:
     """Refuse a file that its name shows to be no context binary."""
     context: Path = args.context
     require_program(context, str(context))
+    refuse_torch_file(context)
     if context.suffix == ".onnx":
         raise UsageError(
             f"{context}: expected a QNN context binary, found an ONNX model",

@@ -15,6 +15,7 @@ from ci.one_model.phones import MANIFEST, phone_named
 from provisioning.accepted_file import SHIPPED, load_accepted
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
+from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import version_in
@@ -53,6 +54,15 @@ class Forecasts(Model):
     def phone_of(self, name: str) -> str:
         """The phone that a user means."""
         return phone_named(name, {phone: about.device for phone, about in self.phones.items()})
+
+    def phones_of(self, names: Collection[str], chips: Collection[str]) -> list[str]:
+        """The phones that the user names, or those with a chip that the user names; all without either."""
+        phones = [self.phone_of(name) for name in names]
+        phones = phones or [phone for phone, about in self.phones.items() if not chips or about.soc in chips]
+        if not phones:
+            message = f"no forecast was fitted for a phone with {', '.join(chips)}"
+            raise UsageError(message, fix=Fix("for example {}", ("--phone", next(iter(self.phones)))))
+        return phones
 
     def chips(self, precision: str, phones: Collection[str]) -> tuple[str, ...]:
         """The chips whose estimates forecasts for these phones need; each estimate takes a compile."""

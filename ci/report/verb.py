@@ -101,6 +101,9 @@ def worse_than(folder: Path, directory: Path) -> int:
     from ci.report.changes import WORSE, changes_of, reports_in
     from ci.report.collect import show_figure
 
+    if not folder.is_dir():
+        message = f"--against {folder}: there is no such folder"
+        raise UsageError(message, fix="name the folder of the earlier reports")
     changes = changes_of(reports_in(directory, folder), reports_in(folder, directory))
     if not changes.compared:
         raise CheckFailed(

@@ -19,6 +19,7 @@ from ci.one_model.forecast import (
     QnnEstimates,
     forecast,
 )
+from provisioning.base.errors import UsageError
 
 BUILD = "v2.51.0.260929181845"
 TABLE = Forecasts.model_validate_json(
@@ -147,6 +148,17 @@ def test_phones_are_found_by_their_usual_names() -> None:
 def test_a_model_with_a_node_on_the_cpu_has_no_forecast() -> None:
     found = forecasted("fp16", asked(on_cpu="1 of 9 nodes do not run on HTP: erf"))
     assert not found.forecasts and found.on_cpu and "erf" in found.withheld
+
+
+def test_a_chip_chooses_the_phones_that_have_it() -> None:
+    chips = {phone: about.soc for phone, about in TABLE.phones.items()}
+    (phone, chip), *_ = chips.items()
+    assert TABLE.phones_of((), (chip,)) == [name for name in chips if chips[name] == chip]
+    assert TABLE.phones_of((phone,), ("SM8350",)) == [phone]
+    assert TABLE.phones_of((), ()) == [*chips]
+    with pytest.raises(UsageError, match="SM8350") as refused:
+        TABLE.phones_of((), ("SM8350",))
+    assert "--phone" in str(refused.value.fix)
 
 
 def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:

@@ -25,7 +25,7 @@ from ci.report.collect import collect, did_not_run, report_in
 from ci.report.page import html
 from ci.report.summary import headline
 from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering import verdict
@@ -188,6 +188,12 @@ def test_a_page_has_the_reports_of_its_run_and_no_other_pass_counts(
         report.write(tmp_path)
     assert verdicts(tmp_path) == shown
     assert _run(tmp_path, "--check") == int(not {"pass"} <= set(shown.values()) <= {"pass", "skipped"})
+
+
+def test_earlier_reports_that_are_not_there_are_no_other_suite(tmp_path: Path) -> None:
+    _report("validate").write(tmp_path)
+    with pytest.raises(UsageError, match="no such folder"):
+        _run(tmp_path, "--against", str(tmp_path / "nothere"))
 
 
 def test_a_folder_that_has_no_report_stays_as_it_is(tmp_path: Path) -> None:
