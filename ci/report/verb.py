@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ci.report.junit import junit
 from ci.report.page import html, markdown
-from ci.report.renderings import FIX, junit, publish, sarif
+from ci.report.renderings import FIX, publish
+from ci.report.sarif import sarif
 from ci.report.summary import conclusion, stage_line, worst
 from provisioning.base import answer
 from provisioning.base.command_line import add_valued, switch

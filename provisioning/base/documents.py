@@ -57,23 +57,36 @@ def parse(
         # By way of JSON: TOML has no tuples, and strict mode accepts a list as a tuple only in JSON.
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        # A list whose items are all wrong is also "too short", which adds nothing.
-        wrong = [e for e in errors if e["type"] != "too_short" or not _has_wrong_items(e["loc"], errors)]
-        corrections = _corrections(wrong, model)
-        # What a misspelt key lacks is not said again.
-        wrong = [e for e in wrong if e["type"] != "missing" or e["loc"] not in corrections.values()]
-        wrong.sort(key=lambda error: error["loc"] not in corrections)
-        first, *rest = [_parts_of({**error, "loc": place(error["loc"])}) for error in wrong]
-        key, expected, value = first
-        more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in rest)
-        fix = f"correct {path}" if rest else ""
-        line = toml.line_of(place(wrong[0]["loc"]), path)
-        if not rest and (form := _form_of(wrong[0]) or _missing_form(wrong[0], model)):
-            fix = f"write {form} in {path}:{line}" if line else f"write {form} in {path}"
-        if name := corrections.get(wrong[0]["loc"], ("",))[-1]:
-            fix = f"did you mean {name}? Correct {path}:{line}"
-        raise ManifestError(path, key, expected=expected, found=value + more, fix=fix, line=line) from error
+        raise _manifest_error(error.errors(include_url=False), model, path, place) from error
+
+
+def _manifest_error(
+    errors: list[Any], model: type[BaseModel], path: Path, place: Callable[[Place], Place]
+) -> ManifestError:
+    """Make one error of all that pydantic found: it lists them, and has a fix if there is only one."""
+    # A list whose items are all wrong is also "too short", which adds nothing.
+    errors = [
+        error
+        for error in errors
+        if error["type"] != "too_short" or not _has_wrong_items(error["loc"], errors)
+    ]
+    corrections = _corrections(errors, model)
+    # What a misspelt key lacks is not said again.
+    meant = corrections.values()
+    errors = [error for error in errors if error["type"] != "missing" or error["loc"] not in meant]
+    # Misspelt keys come first.
+    errors.sort(key=lambda error: error["loc"] not in corrections)
+    (key, expected, found), *others = [_parts_of({**error, "loc": place(error["loc"])}) for error in errors]
+    for other_key, other_expected, other_found in others:
+        found += f"\n  {path}: {other_key}: expected {other_expected}, found {other_found}"
+    first = errors[0]
+    line = toml.line_of(place(first["loc"]), path)
+    fix = f"correct {path}" if others else ""
+    if not others and (form := _form_of(first) or _missing_form(first, model)):
+        fix = f"write {form} in {path}:{line}" if line else f"write {form} in {path}"
+    if first["loc"] in corrections:
+        fix = f"did you mean {corrections[first['loc']][-1]}? Correct {path}:{line}"
+    return ManifestError(path, key, expected=expected, found=found, fix=fix, line=line)
 
 
 def _corrections(errors: list[Any], model: type[BaseModel]) -> dict[Place, Place]:

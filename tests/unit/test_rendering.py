@@ -16,8 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from ci.report.junit import junit
 from ci.report.page import cell, markdown
-from ci.report.renderings import junit, sarif
+from ci.report.sarif import sarif
 from ci.report.summary import command, github_annotations, worst
 from ci.suite.options import matcher
 from provisioning.base.commands import session
