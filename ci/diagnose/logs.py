@@ -285,7 +285,6 @@ ENOUGH = 8
 DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
-# A word of trouble is one by itself, and no part of a name, a path or an option.
 class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 

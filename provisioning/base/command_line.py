@@ -364,7 +364,7 @@ def answering(
     session: Fix | None = None,
     starts: bool = False,
 ) -> int:
-    """`guarded`, and with `place` also the answer, of what went wrong too."""
+    """Do the work under `guard`. With `place`, also write the answer of --json there, errors included."""
     debug = "--debug" in words
     if place is None:
         return guard(work, debug=debug, session=session)

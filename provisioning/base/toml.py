@@ -24,6 +24,8 @@ Place = tuple[int | str, ...]
 
 _TABLE = re.compile(r"\s*(\[\[?)\s*([^\]#]+?)\s*\]")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_WORDS = re.compile(r"""\"(?:[^"\\]|\\.)*"|'[^']*'|#.*""")
+"""Strings and comments."""
 _NAME = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
 
 
@@ -34,12 +36,17 @@ def line_of(place: Place, path: Path) -> int:
     table: Place = ()
     items: dict[Place, int] = {}
     line, nearest = 0, 0
+    open_brackets = 0
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return 0
     for number, text in enumerate(lines, 1):
         position: Place
+        if open_brackets:
+            # A row of an array may look like the head of a table.
+            open_brackets += _brackets_opened(text)
+            continue
         if head := _TABLE.match(text):
             table = _names(head[2])
             if head[1] == "[[":
@@ -48,12 +55,19 @@ def line_of(place: Place, path: Path) -> int:
             position = table
         elif key := _KEY.match(text):
             position = (*table, *_names(key[1]))
+            open_brackets = _brackets_opened(text)
         else:
             continue
         depth = min(len(position), len(place))
         if nearest < depth and position[:depth] == place[:depth]:
             line, nearest = number, depth
     return line
+
+
+def _brackets_opened(text: str) -> int:
+    """Count the brackets of arrays that a line opens, without those that it closes."""
+    without_words = _WORDS.sub("", text)
+    return without_words.count("[") - without_words.count("]")
 
 
 _WHERE = re.compile(r"\(at line (\d+), column \d+\)")
