@@ -64,9 +64,8 @@ _IN_TEXT = re.compile(r"\$\((?:location|exe|exe_target) ([^\s)\[]+)")
 
 _PRELUDE = ":prelude"
 _GLOBALS = ("glob", "select", "native", "read_config", "package_name", "oncall")
-"""Loaded in a line before each file, so the interpreter's line numbers are one too high; `_place_at` corrects
-that.
-"""
+"""Names that a line before each file loads. So the interpreter's line numbers are one too high; `_place_at`
+corrects that."""
 
 _FRAME = re.compile(r"^  \* (?P<file>[^\n]+?):(?P<line>\d+), in ", re.MULTILINE)
 _ERROR_AT = re.compile(r"^\s*--> (?P<file>[^\n]+?):(?P<line>\d+):\d+(?:-[\d:]+)?$", re.MULTILINE)
