@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
+from torch._subclasses import fake_impls
 
 from ci.models import exported
 from ci.models.exported import NoDigest, remember_operators
@@ -370,6 +371,8 @@ _libraries: Libraries | None = None
 def remember_libraries() -> None:
     """Remember the libraries of this process, before it runs a user's code."""
     global _libraries
+    # torch fills this table when it first meets sizes that vary.
+    fake_impls.get_fast_op_impls()
     remember_operators()
     _libraries = Libraries.imported()
     # Forks of this process have these modules too. Now that it is known where each lies, they need not look.

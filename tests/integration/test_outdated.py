@@ -148,6 +148,21 @@ def test_a_model_whose_code_changes_what_compiles_it_is_not_cached(
     assert "is not cached: its code has changed " in capfd.readouterr().err
 
 
+EXPORTS = """
+class Sum(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+
+
+torch.export.export(Sum(), (torch.rand(2, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
+"""
+
+
+def test_what_torch_fills_when_it_needs_it_is_no_change(user: User) -> None:
+    user.write("net.py", NET.format(change=EXPORTS))
+    assert [user.is_cached(), user.is_cached()] == [False, True]
+
+
 def test_neither_is_one_that_was_cached_before_its_code_did(user: User) -> None:
     assert [user.is_cached(), user.is_cached()] == [False, True]
     user.write("net.py", NET.format(change=CODE["a method of the partitioner"]))
