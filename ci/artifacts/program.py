@@ -247,6 +247,75 @@ def context_of(data: memoryview) -> ContextStrings:
     )
 
 
+# The numbers of fields in ExecuTorch's program.fbs, and in the QNN backend's qc_compiler_spec.fbs
+
+
+class _Program:
+    VERSION, PLANS, INLINE_DATA, SEGMENTS = 0, 1, 2, 4
+
+
+class _DataSegment:
+    OFFSET, SIZE = 0, 1
+
+
+class _Plan:
+    NAME, VALUES, INPUTS, OUTPUTS, CHAINS, OPERATORS, DELEGATES, BUFFER_SIZES = 0, 2, 3, 4, 5, 6, 7, 8
+
+
+class _Chain:
+    INSTRUCTIONS = 2
+
+
+class _Union:
+    """A table that holds one of several kinds: an instruction, or a value."""
+
+    KIND, CONTENT = 0, 1
+
+
+class _KernelCall:
+    OPERATOR = 0
+
+
+class _Operator:
+    NAME, OVERLOAD = 0, 1
+
+
+class _Tensor:
+    DTYPE, SIZES = 0, 2
+
+
+class _Delegate:
+    BACKEND, DATA, SPECS = 0, 1, 2
+
+
+class _DataReference:
+    LOCATION, INDEX = 0, 1
+
+
+class _Spec:
+    KEY, VALUE = 0, 1
+
+
+class _Options:
+    SOC, BACKEND, ONLINE_PREPARE = 0, 1, 4
+
+
+class _Soc:
+    ID, HTP = 0, 1
+
+
+class _HtpOfSoc:
+    ARCH, VTCM_MB = 0, 1
+
+
+class _Backend:
+    KIND, HTP = 0, 1
+
+
+class _HtpOptions:
+    PRECISION = 2
+
+
 def _program(data: memoryview) -> CompiledProgram:
     program_size, base = len(data), 0
     if data[8:12] == EXTENDED_HEADER:
@@ -260,21 +329,23 @@ def _program(data: memoryview) -> CompiledProgram:
     root = Table.root(data[:program_size])
     segments = tuple(_segments(root, base, len(data)))
     _refuse_overlaps(segments)
-    reader = _Delegates(segments, root.tables(2), data)
+    reader = _Delegates(segments, root.tables(_Program.INLINE_DATA), data)
     methods: list[Method] = []
     delegates: list[Delegate] = []
-    for plan in root.tables(1):
+    for plan in root.tables(_Program.PLANS):
         method = _method(plan)
         methods.append(method)
-        delegates += [reader.read(table, method.name) for table in plan.tables(7)]
+        delegates += [reader.read(table, method.name) for table in plan.tables(_Plan.DELEGATES)]
     if not methods:
         raise Malformed("a program without methods")
-    return CompiledProgram(len(data), root.number(0, "I"), tuple(methods), tuple(delegates), segments)
+    return CompiledProgram(
+        len(data), root.number(_Program.VERSION, "I"), tuple(methods), tuple(delegates), segments
+    )
 
 
 def _segments(root: Table, base: int, size: int) -> Iterator[Segment]:
-    for table in root.tables(4):
-        segment = Segment(base + table.number(0, "Q"), table.number(1, "Q"))
+    for table in root.tables(_Program.SEGMENTS):
+        segment = Segment(base + table.number(_DataSegment.OFFSET, "Q"), table.number(_DataSegment.SIZE, "Q"))
         if segment.offset + segment.size > size:
             raise Malformed(
                 f"a segment of {segment.size} bytes at {segment.offset} in a file of {size}: it is cut short"
@@ -291,39 +362,44 @@ def _refuse_overlaps(segments: tuple[Segment, ...]) -> None:
 
 
 def _method(plan: Table) -> Method:
-    values, operators = plan.tables(2), plan.tables(6)
+    values, operators = plan.tables(_Plan.VALUES), plan.tables(_Plan.OPERATORS)
     calls: Counter[int] = Counter()
     delegate_calls = 0
-    for chain in plan.tables(5):
-        for instruction in chain.tables(2):
-            kind, call = instruction.number(0, "B"), instruction.table(1)
+    for chain in plan.tables(_Plan.CHAINS):
+        for instruction in chain.tables(_Chain.INSTRUCTIONS):
+            kind, call = instruction.number(_Union.KIND, "B"), instruction.table(_Union.CONTENT)
             if kind == KERNEL_CALL and call is not None:
-                calls[call.number(0, "i")] += 1
+                calls[call.number(_KernelCall.OPERATOR, "i")] += 1
             delegate_calls += kind == DELEGATE_CALL
     kernels: Counter[str] = Counter()
     for index, count in calls.items():
         kernels[_operator(_at(operators, index, "operator"))] += count
     return Method(
-        name=plan.text(0),
-        inputs=tuple(_value(_at(values, index, "value")) for index in plan.numbers(3, "i")),
-        outputs=tuple(_value(_at(values, index, "value")) for index in plan.numbers(4, "i")),
+        name=plan.text(_Plan.NAME),
+        inputs=tuple(_values_at(plan.numbers(_Plan.INPUTS, "i"), values)),
+        outputs=tuple(_values_at(plan.numbers(_Plan.OUTPUTS, "i"), values)),
         kernels=dict(kernels.most_common()),
         delegate_calls=delegate_calls,
-        planned_bytes=sum(plan.numbers(8, "q")),
+        planned_bytes=sum(plan.numbers(_Plan.BUFFER_SIZES, "q")),
     )
 
 
+def _values_at(indices: Sequence[int], values: Sequence[Table]) -> Iterator[TensorInfo | str]:
+    for index in indices:
+        yield _value(_at(values, index, "value"))
+
+
 def _operator(table: Table) -> str:
-    name, overload = table.text(0), table.text(1)
+    name, overload = table.text(_Operator.NAME), table.text(_Operator.OVERLOAD)
     return f"{name}.{overload}" if overload else name
 
 
 def _value(table: Table) -> TensorInfo | str:
-    kind, value = table.number(0, "B"), table.table(1)
+    kind, value = table.number(_Union.KIND, "B"), table.table(_Union.CONTENT)
     if kind != TENSOR or value is None:
         return f"value of kind {kind}"
-    number = value.number(0, "b")
-    return TensorInfo(DTYPES.get(number, f"dtype {number}"), value.numbers(2, "i"))
+    number = value.number(_Tensor.DTYPE, "b")
+    return TensorInfo(DTYPES.get(number, f"dtype {number}"), value.numbers(_Tensor.SIZES, "i"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,17 +412,18 @@ class _Delegates:
     contexts: dict[tuple[bool, int], ContextStrings] = field(default_factory=dict)
 
     def read(self, table: Table, method: str) -> Delegate:
-        reference = table.table(1)
+        reference = table.table(_Delegate.DATA)
         if reference is None:
             raise Malformed("a delegate without data")
-        in_segment, index = reference.number(0, "b") == 1, reference.number(1, "I")
+        in_segment = reference.number(_DataReference.LOCATION, "b") == 1
+        index = reference.number(_DataReference.INDEX, "I")
         if in_segment:
             segment = _at(self.segments, index, "segment")
             offset, data = segment.offset, self.content[segment.offset : segment.offset + segment.size]
         else:
             offset, data = 0, _at(self.inline, index, "inline data").bytes(0)
-        backend = table.text(0)
-        specs = {spec.text(0): spec.bytes(1) for spec in table.tables(2)}
+        backend = table.text(_Delegate.BACKEND)
+        specs = {spec.text(_Spec.KEY): spec.bytes(_Spec.VALUE) for spec in table.tables(_Delegate.SPECS)}
         return Delegate(
             method=method,
             backend=backend,
@@ -365,17 +442,17 @@ class _Delegates:
 
 def _options(data: memoryview) -> DelegateOptions:
     root = Table.root(data)
-    soc, backend = root.table(0), root.table(1)
-    htp_info = soc.table(1) if soc else None
-    htp = backend.table(1) if backend else None
-    precision = htp.number(2, "i") if htp else -1
+    soc, backend = root.table(_Options.SOC), root.table(_Options.BACKEND)
+    htp_info = soc.table(_Soc.HTP) if soc else None
+    htp = backend.table(_Backend.HTP) if backend else None
+    precision = htp.number(_HtpOptions.PRECISION, "i") if htp else -1
     return DelegateOptions(
-        soc_id=soc.number(0, "i") if soc else 0,
-        arch=htp_info.number(0, "i") if htp_info else 0,
-        vtcm_mb=htp_info.number(1, "I") if htp_info else 0,
-        online_prepare=bool(root.number(4, "?")),
+        soc_id=soc.number(_Soc.ID, "i") if soc else 0,
+        arch=htp_info.number(_HtpOfSoc.ARCH, "i") if htp_info else 0,
+        vtcm_mb=htp_info.number(_HtpOfSoc.VTCM_MB, "I") if htp_info else 0,
+        online_prepare=bool(root.number(_Options.ONLINE_PREPARE, "?")),
         precision=PRECISIONS.get(precision, "unknown"),
-        processor=PROCESSORS.get(backend.number(0, "i") if backend else 0, "unknown"),
+        processor=PROCESSORS.get(backend.number(_Backend.KIND, "i") if backend else 0, "unknown"),
     )
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ci.diagnose.rules import (
     Code,
@@ -93,7 +93,8 @@ def diagnose_log(log: Readable, subject: str) -> Diagnosis:
     text = read_log_text(log)
     if not text.trouble:
         return Diagnosis(subject, lines=text.lines, harmless=text.harmless)
-    first, *later = _explanations(text) or [None]
+    explanations = _explanations(text)
+    first = explanations[0] if explanations else None
     heard = next((row for row in table().speakers if row.pattern.search(text.trouble)), None)
     if first and (
         nearer := next((row for row in table().speakers if row.pattern.search(first.text.encode())), None)
@@ -109,29 +110,57 @@ def diagnose_log(log: Readable, subject: str) -> Diagnosis:
         trouble=tuple(_abbreviate(line) for line in text.trouble.splitlines()[:3]),
         lines=text.lines,
         harmless=text.harmless,
-        later=tuple(filter(None, later)),
+        later=tuple(explanations[1:]),
     )
 
 
-def _explanations(text: LogText) -> list[Explanation | None]:
-    texts = [text, *filter(None, [text.remove_sources()])]
-    hits = dict[str, tuple[int, FailureRule, bytes]]()
-    for rule in failure_rules().values():
-        for log in texts:
-            start = _first(rule, log)
-            if start is not None and all(pattern.search(log.text) for pattern in rule.also):
-                place = (log.line(start), rule, text.text and log.line_at(start))
-                hits[rule.id] = min(place, hits.get(rule.id, place), key=lambda row: row[0])
-    for line, code in _codes(text):
-        for rule in failure_rules().values():
-            if rule.rank in (Rank.meaning, Rank.form) and code.number in rule.codes and rule.id not in hits:
-                hits[rule.id] = (line[0], rule, line[1])
-    rows = [row for row in hits.values() if hits.keys().isdisjoint(row[1].unless)]
-    rows.sort(key=lambda row: (row[1].rank, row[0], not row[1].decided))
+class Hit(NamedTuple):
+    """A line of the log that a rule explains."""
+
+    line: int
+    rule: FailureRule
+    text: bytes
+
+
+def _explanations(text: LogText) -> list[Explanation]:
+    """Return what explains the log, the nearest to its cause first."""
+    hits_by_rule = _hits_of_texts(text)
+    for rule_id, hit in _hits_of_numbers(text).items():
+        # What a rule says of a text is more than what it says of a number.
+        hits_by_rule.setdefault(rule_id, hit)
+    hits = [hit for hit in hits_by_rule.values() if hits_by_rule.keys().isdisjoint(hit.rule.unless)]
+    hits.sort(key=lambda hit: (hit.rule.rank, hit.line, not hit.rule.decided))
     # Of a form or an ending only the first is told, and only where nothing else is.
-    ends = [row for row in rows if row[1].rank >= Rank.end]
-    shown = [row for row in rows if row not in ends] or ends[:1]
-    return [_explanation(rule, line, words) for line, rule, words in shown]
+    ends = [hit for hit in hits if hit.rule.rank >= Rank.end]
+    shown = [hit for hit in hits if hit not in ends] or ends[:1]
+    return [_explanation(hit.rule, hit.line, hit.text) for hit in shown]
+
+
+def _hits_of_texts(text: LogText) -> dict[str, Hit]:
+    """Find the first line that fits the patterns of each rule, by the rule's id."""
+    logs = [text]
+    if (without_sources := text.remove_sources()) is not None:
+        logs.append(without_sources)
+    hits: dict[str, Hit] = {}
+    for rule in failure_rules().values():
+        for log in logs:
+            start = _first(rule, log)
+            if start is None or not all(pattern.search(log.text) for pattern in rule.also):
+                continue
+            hit = Hit(log.line(start), rule, text.text and log.line_at(start))
+            if rule.id not in hits or hit.line <= hits[rule.id].line:
+                hits[rule.id] = hit
+    return hits
+
+
+def _hits_of_numbers(text: LogText) -> dict[str, Hit]:
+    """Find the first line with an error number of each rule, by the rule's id."""
+    hits: dict[str, Hit] = {}
+    for (line, words), code in _codes(text):
+        for rule in failure_rules().values():
+            if rule.rank in (Rank.meaning, Rank.form) and code.number in rule.codes:
+                hits.setdefault(rule.id, Hit(line, rule, words))
+    return hits
 
 
 def _first(rule: FailureRule, log: LogText) -> int | None:

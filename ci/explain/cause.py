@@ -67,8 +67,7 @@ def cause_of(
 ) -> Cause | None:
     """Find the cause of an outcome that is not healthy; None if nothing is searched for. `suspects` are the
     known faults that the program's nodes can have: they are all that is known if time ends the search."""
-    # What noise may have lost is searched for once there are real samples.
-    if not (outcome.error or outcome.of_chip or (outcome.wrong and outcome.of_chip is not None)):
+    if not _is_searched(outcome):
         return None
     until = time.monotonic() + seconds
     model = replace(model, work=replace(model.work, until=until))
@@ -85,6 +84,14 @@ def cause_of(
         goes_on = model.command("divergence", program.soc) if is_late else ""
         words = f"its cause was not found: {error.message.splitlines()[0]}"
         return add_suspects(Cause(words, goes_on=goes_on), suspects)
+
+
+def _is_searched(outcome: Outcome) -> bool:
+    """Whether a cause is searched for: of an error, of a difference that the chip makes, and of wrong figures
+    that are known not to be the chip's. Where that is not known, real samples are needed first."""
+    if outcome.error or outcome.of_chip:
+        return True
+    return bool(outcome.wrong) and outcome.of_chip is False
 
 
 def _broken_step(lane: AnyModelLane, model: OneModel, program: Any, outcome: Outcome) -> BrokenStep | None:

@@ -64,10 +64,13 @@ class Places:
         return replace(finding, place=next(filter(None, self._candidates(finding)), None))
 
     def _candidates(self, finding: Finding) -> Iterator[Place | None]:
-        places = map(Place.read, _SAID.findall(finding.message))
-        for place in (finding.place, Place.read(finding.subject), Place(finding.subject), *places):
-            for folder in self.folders if place else ():
-                yield place and self._relate_to_repository(folder / place.file, place)
+        """Yield where the finding may be: its own place, its subject, the places that its message names; then
+        its case, then its suite."""
+        said = map(Place.read, _SAID.findall(finding.message))
+        places = (finding.place, Place.read(finding.subject), Place(finding.subject), *said)
+        for place in filter(None, places):
+            for folder in self.folders:
+                yield self._relate_to_repository(folder / place.file, place)
         case = finding.subject.partition("/")[0]
         own = self.suite_of.get(finding.subject)
         for suite in [own] if own else self.suites:

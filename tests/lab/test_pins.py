@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -43,7 +44,8 @@ def handed_over(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit(root / LOCK, "6029205678bdd9c1c728a155f5f9ecf5812393f969eef58807641a2bc2aa5b19", HASH)
     edit(root / "manifests/torch/index.txt", "cuda-bindings==13.4.4", "cuda-bindings==13.5.0")
     edit(root / PACKAGES, "binutils 2.40-2 ", "binutils 2.41-1~deb12u1 ")
-    edit(root / PACKAGES, "# snapshot: 20261120T021110Z", "# snapshot: 20261127T000000Z")
+    (snapshot,) = re.findall("^# snapshot: .+", (root / PACKAGES).read_text(encoding="utf-8"), re.MULTILINE)
+    edit(root / PACKAGES, snapshot, "# snapshot: 20270127T000000Z")
     edit(root / IMAGES, "bookworm-20250520-slim", "bookworm-20261116-slim")
     edit(root / IMAGES, "90522eeb7e5923ee2b871c639059537b30521272f10ca86fdbbbb2b75a8c40cd", HASH)
     edit(root / IMAGES, "epoch = 1747699200", "epoch = 1794787200")

@@ -418,6 +418,7 @@ def test_a_library(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 FAILING = failure_rules()["libcxx-missing"].example.encode()
 LOGS: dict[str, Content] = {
     "empty.zip": b"",
+    "nothing.log": b"",
     "cut.zip": zipped({"a.log": FAILING})[:40],
     "damaged.zip": zipped({"a.log": FAILING * 9}).replace(b"PK\1\2", b"PK\1\3"),
     "garbage.zip": build(Item("a.log", raw=b"\xff" * 40)),
@@ -440,7 +441,6 @@ LOGS: dict[str, Content] = {
     "command.zip": zipped({"\n::error::x.log": FAILING}),
 }
 READ: dict[str, Content] = {
-    "nothing.log": b"",
     "NULs.log": b"error: x\n" * 500 + b"\0" * 9,
     "one line.log": b"error: " + b"x" * 100_000,
     "lines.log": b"\n" * 1_000_000,
