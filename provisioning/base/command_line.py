@@ -474,8 +474,10 @@ def termination_as_interrupt() -> Iterator[None]:
     ours = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         ours.append(signal.SIGINT)
-    before = {number: signal.signal(number, interrupt) for number in ours}
+    before = {number: signal.getsignal(number) for number in ours}
     try:
+        for number in ours:
+            signal.signal(number, interrupt)
         yield
     finally:
         if signal.SIGALRM in before:

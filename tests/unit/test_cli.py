@@ -134,6 +134,26 @@ def test_work_that_waits_for_a_lock_for_ever_as_it_is_interrupted_ends_all_the_s
     assert guard(work, debug=False) == 143
 
 
+def test_sigterm_ends_with_143_too_where_it_meets_a_command_that_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The laboratory saw it come between the handlers of two signals."""
+    install = signal.signal
+
+    def install_and_terminate(number: int, handler: signal.Handlers) -> object:
+        before = install(number, handler)
+        if number == signal.SIGTERM and callable(handler):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return before
+
+    monkeypatch.setattr(signal, "signal", install_and_terminate)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)]
+    assert guard(lambda: 0, debug=False) == 143
+    assert handlers == [
+        signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+    ]
+
+
 def test_sigterm_ends_with_143() -> None:
     def work() -> int:
         os.kill(os.getpid(), signal.SIGTERM)
