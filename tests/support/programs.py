@@ -47,7 +47,8 @@ def program(
     operator: int = 0,
     kind: int = 5,
 ) -> bytes:
-    """One method with one delegate and one CPU operator, in a file with a header and a segment."""
+    """One method from an image to ten numbers, with one delegate and one CPU operator, in a file with a
+    header and a segment."""
     data = context() if data is None else data
     root = _root(data, options() if spec is None else spec, inline, backend, operator, kind)
     base = -(-len(root) // alignment) * alignment
@@ -65,9 +66,12 @@ def _root(data: bytes, spec: bytes, inline: bool, backend: str, operator_called:
     reference = table_of(builder, {0: ("Int8", 0 if inline else 1), 1: ("Uint32", 0)})
     name, specs = builder.CreateString(backend), tables_of(builder, [compile_spec])
     delegate = table_of(builder, {0: ("offset", name), 1: ("offset", reference), 2: ("offset", specs)})
-    sizes = numbers_of(builder, [1, 3, 8, 8], builder.PrependInt32, 4)
-    tensor = table_of(builder, {0: ("Int8", 6), 2: ("offset", sizes)})
-    values = tables_of(builder, [table_of(builder, {0: ("Uint8", kind), 1: ("offset", tensor)})])
+    tensors = []
+    for shape in ([1, 3, 8, 8], [1, 10]):
+        sizes = numbers_of(builder, shape, builder.PrependInt32, 4)
+        tensor = table_of(builder, {0: ("Int8", 6), 2: ("offset", sizes)})
+        tensors.append(table_of(builder, {0: ("Uint8", kind), 1: ("offset", tensor)}))
+    values = tables_of(builder, tensors)
     call = table_of(builder, {0: ("Int32", operator_called)})
     kernel = table_of(builder, {0: ("Uint8", 1), 1: ("offset", call)})
     delegated = table_of(builder, {0: ("Uint8", 2), 1: ("offset", table_of(builder, {0: ("Int32", 0)}))})
@@ -78,7 +82,7 @@ def _root(data: bytes, spec: bytes, inline: bool, backend: str, operator_called:
         0: ("offset", builder.CreateString("forward")),
         2: ("offset", values),
         3: ("offset", numbers_of(builder, [0], builder.PrependInt32, 4)),
-        4: ("offset", numbers_of(builder, [0], builder.PrependInt32, 4)),
+        4: ("offset", numbers_of(builder, [1], builder.PrependInt32, 4)),
         5: ("offset", tables_of(builder, [chain])),
         6: ("offset", tables_of(builder, [operator])),
         7: ("offset", tables_of(builder, [delegate])),

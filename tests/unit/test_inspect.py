@@ -25,10 +25,9 @@ def _program(data: bytes) -> CompiledProgram:
 class TestReading:
     def test_a_method_has_its_tensors_and_its_operators_on_the_cpu(self) -> None:
         (method,) = _program(WHOLE).methods
-        assert (method.name, [str(input_) for input_ in method.inputs]) == (
-            "forward",
-            ["float32[1, 3, 8, 8]"],
-        )
+        assert method.name == "forward"
+        assert [str(value) for value in method.inputs] == ["float32[1, 3, 8, 8]"]
+        assert [str(value) for value in method.outputs] == ["float32[1, 10]"]
         assert (method.kernels, method.delegate_calls) == ({"aten::erf.out": 1}, 1)
         assert method.planned_bytes == 1024
 
