@@ -27,16 +27,10 @@ from provisioning.base.settings import (
     store_path,
     user_path,
 )
-from provisioning.components import (
-    COMPONENT_VARIABLES,
-    EXECUTORCH_SOURCE,
-    KINDS,
-    QNN_SDK,
-    ComponentName,
-    adopt,
-)
+from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, KINDS, QNN_SDK, ComponentName
 from provisioning.dist import OVERLAY, runner_of
 from provisioning.executorch import PROFILES_WHEEL, PYTHON_PATH, Executorch, choose, is_same_folder
+from provisioning.own_installation import adopt
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile

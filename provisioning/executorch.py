@@ -15,9 +15,11 @@ from pathlib import Path
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WHEEL, Selection
-from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, QNN_SDK, adopt
-from provisioning.dist import OURS, OVERLAY, RUNNER, BuiltFrom, description_of, staleness, state_of
+from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, QNN_SDK
+from provisioning.dist import OURS, OVERLAY, RUNNER, BuiltFrom, description_of, staleness
+from provisioning.own_installation import adopt
 from provisioning.python_environments import IN_IMAGE
+from provisioning.source_tree import state_of
 
 PYTHON_PATH = "PYTHONPATH"
 BY_WORD = ("--executorch", WHEEL)

@@ -15,7 +15,7 @@ from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, load
 from provisioning.base.findings import Edit
 from provisioning.base.settings import MANIFESTS
-from provisioning.components import version_in
+from provisioning.build_ids import version_in
 
 FIXES = MANIFESTS / "fixes.toml"
 NO_FIX = "no fix is known"

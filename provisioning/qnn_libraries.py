@@ -20,7 +20,7 @@ from provisioning import elf as elves
 from provisioning.base.commands import quote_command
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
-from provisioning.components import build_ids, build_pieces, is_piece_of
+from provisioning.build_ids import build_ids, build_pieces, is_piece_of
 from provisioning.elf import HEXAGON, LINKER_SCRIPT, X86_64, Elf, NotElf
 from provisioning.manifest import Target
 from provisioning.sources import Version

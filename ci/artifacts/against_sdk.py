@@ -115,7 +115,7 @@ def _judge_arches(part: LoadedPart, arches: Sequence[int]) -> Iterator[tuple[boo
 
 
 def sdk_builds(sdk: Path) -> tuple[str, ...]:
-    from provisioning.components import build_ids
+    from provisioning.build_ids import build_ids
 
     if not sdk.is_dir():
         raise UsageError(

@@ -22,7 +22,7 @@ from ci.artifacts.program import ContextStrings, TensorInfo, bytes_of, context_o
 from provisioning.archive import DAMAGE
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
-from provisioning.components import BUILD_ID
+from provisioning.build_ids import BUILD_ID
 
 CONTEXT_OPERATOR = "EPContext"
 COMPATIBILITY = "ep_compatibility_info.QNNExecutionProvider"

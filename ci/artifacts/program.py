@@ -1,5 +1,4 @@
-"""ExecuTorch programs and QNN context binaries, read from their bytes; which files of torch are none; and
-whether a file is still what its record says.
+"""ExecuTorch programs and QNN context binaries, read from their bytes.
 
 Field numbers are those of ExecuTorch's program.fbs and of its Qualcomm backend's qc_compiler_spec.fbs.
 """
@@ -8,24 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import mmap
 import os
 import re
 import struct
-import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from ci.artifacts.formats import Malformed, Table, readable
-from provisioning.archive import DAMAGE
-from provisioning.base.commands import Fix, quote_command, session
+from provisioning.base.commands import quote_command
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, open_regular
-from provisioning.components import BUILD_ID
+from provisioning.build_ids import BUILD_ID
 
 T = TypeVar("T")
 
@@ -460,97 +456,3 @@ def _at(items: Sequence[T], index: int, noun: str) -> T:
     if not 0 <= index < len(items):
         raise Malformed(f"a reference to {noun} {index} of {len(items)}")
     return items[index]
-
-
-# Files that are refused as compiled programs: those of torch that are none, by the names in their archive;
-# and one that is not what its record says, which `compile` writes beside what it compiled
-
-
-EXPORTED, SCRIPT, SAVED = "an exported model", "TorchScript", "what torch.save writes"
-SAVED_AS = (".ckpt", ".pt", ".pth")
-
-
-def torch_kind_of(path: Path) -> str:
-    """Say which kind of torch's files this is; empty if it is another kind of file."""
-    if not path.is_file():
-        # A named pipe would be waited for.
-        return ""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # All is in one folder, whose name is anything.
-            names = {name.partition("/")[2] for name in archive.namelist()}
-    except (*DAMAGE, OSError):
-        # Until torch 1.6, torch.save wrote no archive.
-        return SAVED if path.suffix in SAVED_AS else ""
-    if "models/model.json" in names:
-        return EXPORTED
-    if "constants.pkl" in names:
-        return SCRIPT
-    return SAVED if "data.pkl" in names else ""
-
-
-def fix_for_torch_file(kind: str, path: Path) -> Fix:
-    """Say how to give a file of torch to `compile`."""
-    if kind == EXPORTED:
-        return Fix("compile it: {}", session("compile", path, "-o", "out"))
-    if kind == SCRIPT:
-        return Fix(
-            "torch.export does not support it: give the module that it was made of, by"
-            " `def make_net(): return Net(), (x,)`; and name FILE.py:make_net"
-        )
-    load = f'torch.load("{path}", map_location="cpu"'
-    return Fix(
-        f"write `def make_net(): model = Net(); model.load_state_dict({load})); return model, (x,)` and name"
-        f" FILE.py:make_net; if it holds the whole module, `model = {load}, weights_only=False)`"
-    )
-
-
-def refuse_torch_file(path: Path) -> None:
-    """Raise CheckFailed for a file of torch where a compiled program is needed."""
-    if kind := torch_kind_of(path):
-        raise CheckFailed(
-            f"{path}: expected a compiled program, found {kind}", fix=fix_for_torch_file(kind, path)
-        )
-
-
-def record_path(artifact: Path) -> Path:
-    return artifact.with_suffix(".json")
-
-
-def require_recorded(artifact: Path, data_files: Sequence[Path] = ()) -> None:
-    """Compare the artifact with its record, if it has one. Raises CheckFailed if the artifact or a file of it
-    changed since the record was written."""
-    record = record_path(artifact)
-    files = _recorded_files(record, artifact.name) if record.is_file() else None
-    if files is None:
-        return
-    for path in (artifact, *data_files):
-        if path.name not in files:
-            raise CheckFailed(
-                f"{record} is a record of {', '.join(files) or 'nothing'}, not of {path.name}",
-                fix="keep a model and its record under the names they were written with, or compile it again",
-            )
-        if (digest := hash_file(path)) != files[path.name]:
-            raise CheckFailed(
-                f"{path} was changed after it was compiled: expected SHA-256 {files[path.name]},"
-                f" found {digest}",
-                fix="copy it again, or compile it again",
-            )
-
-
-def _recorded_files(record: Path, artifact: str) -> Mapping[str, str] | None:
-    """SHA-256 by name, or that of the one program that it is about; None if the file is no record."""
-    try:
-        data = json.loads(record.read_text(encoding="utf-8"))
-        if "files" not in data:
-            return {artifact: str(data["sha256"])}
-        if data["model"] != artifact:
-            return {data["model"]: ""}
-        return {str(name): str(digest) for name, digest in data["files"].items()}
-    except (KeyError, TypeError, AttributeError):
-        return None
-    except (OSError, ValueError) as error:
-        raise CheckFailed(
-            f"{record}: expected the record that `compile` wrote, found something else ({error})",
-            fix="compile the model again",
-        ) from error

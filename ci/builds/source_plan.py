@@ -34,7 +34,8 @@ from ci.work import available_memory
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, dist_path, outputs_path
-from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK, build_ids
+from provisioning.build_ids import build_ids
+from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
 from provisioning.dist import DESCRIPTION, FOLDER, RUNNER
 from provisioning.environment import Environment, resolve, users_own
 from provisioning.manifest import Part, Profile, load_profile

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.builds.tree import Recipe
-from provisioning.base.commands import quote_command
+from provisioning.base.commands import quote_command, version_line
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
-from provisioning.components import ANDROID_NDK, NDK_TOOLCHAIN, identity_of, version_line
+from provisioning.components import ANDROID_NDK, NDK_TOOLCHAIN, identity_of
 from provisioning.elf import version_key
 
 PACKAGES = {

@@ -30,7 +30,8 @@ from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import EnvironmentLacking, ManifestError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import EXECUTORCH_SOURCE
-from provisioning.dist import REPOSITORY, BuiltFrom, TreeState, describe, git_output, state_of
+from provisioning.dist import BuiltFrom, describe
+from provisioning.source_tree import REPOSITORY, TreeState, git_output, state_of
 
 # Recipes
 

@@ -34,7 +34,8 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Report, Severity
 from provisioning.base.settings import ANDROID, OFFICIAL_PROFILE, ROOT, WINDOWS, Selection, dist_path
 from provisioning.base.stage_run import StageRun
-from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK, build_ids
+from provisioning.build_ids import build_ids
+from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
 from provisioning.dist import BUNDLES, RUNNER, SIGNED, build_of
 from provisioning.elf import Demands, Wrong, complaints
 from provisioning.environment import provision_flags, resolve, why_no_phone

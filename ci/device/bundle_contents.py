@@ -11,14 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, read_dlc, read_model
-from ci.artifacts.program import (
-    CompiledProgram,
-    ContextStrings,
-    DelegateOptions,
-    first_bytes,
-    require_recorded,
-)
+from ci.artifacts.program import CompiledProgram, ContextStrings, DelegateOptions, first_bytes
 from ci.artifacts.program import read as read_program
+from ci.artifacts.records import require_recorded
 from provisioning import elf, qnn_libraries
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

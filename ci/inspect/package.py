@@ -21,7 +21,7 @@ from provisioning.base.findings import Finding, Metric, Outcome, Severity, outco
 from provisioning.base.foreign import escape_line
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.components import build_ids
+from provisioning.build_ids import build_ids
 from provisioning.manifest import Soc, soc_named
 
 ELF, PE = b"\x7fELF", b"MZ"

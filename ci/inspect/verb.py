@@ -23,8 +23,8 @@ from ci.artifacts.program import (
     bytes_of,
     first_bytes,
     read,
-    refuse_torch_file,
 )
+from ci.artifacts.torch_files import refuse_torch_file
 from ci.models.not_models import refuse_no_program
 from provisioning.base import answer
 from provisioning.base.command_line import add_valued

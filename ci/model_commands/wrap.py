@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.artifacts.program import refuse_torch_file
+from ci.artifacts.torch_files import refuse_torch_file
 from ci.one_model.named_files import require_program
 from ci.one_model.options import OF_PLACE
 from ci.suite.options import OF_MACHINE

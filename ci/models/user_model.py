@@ -15,7 +15,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
 
-from ci.artifacts.program import fix_for_torch_file, torch_kind_of
+from ci.artifacts.torch_files import fix_for_torch_file, torch_kind_of
 from ci.models.not_models import ADDRESS, EXPORT, FUNCTION, MODEL_HELP, refusal
 from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError

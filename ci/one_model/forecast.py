@@ -18,7 +18,7 @@ from provisioning.base.documents import Model, load
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.settings import MANIFESTS
-from provisioning.components import version_in
+from provisioning.build_ids import version_in
 from provisioning.sources import Sha256, Version
 
 PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ci.operators import TensorEnds, Traits
 from ci.operators.table import key_of, name_in_table
 from provisioning.base.units import EXACT_DB
-from provisioning.components import version_in
+from provisioning.build_ids import version_in
 from provisioning.known_faults import Fault, Product, load_faults
 from provisioning.manifest import soc_named
 

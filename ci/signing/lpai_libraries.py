@@ -18,7 +18,7 @@ from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS, profile_names
-from provisioning.components import build_ids, version_in
+from provisioning.build_ids import build_ids, version_in
 from provisioning.elf import version_key
 from provisioning.environment import Environment, Root
 from provisioning.manifest import load_profile, load_socs, soc_named
@@ -219,7 +219,7 @@ def _distinct(paths: Iterable[Path]) -> list[Path]:
 
 def version_of(component: str, root: Root) -> str:
     """The version that the store or the user's own directory states; empty if none."""
-    from provisioning.components import adopt
+    from provisioning.own_installation import adopt
 
     return root.version or adopt(component, str(root.path), root.variable).version
 

@@ -25,7 +25,7 @@ from ci.work import Result, field_of
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.base.units import bound_in_decibels, format_decibels
-from provisioning.components import version_in
+from provisioning.build_ids import version_in
 from provisioning.known_faults import Lane, faults_of_build
 
 

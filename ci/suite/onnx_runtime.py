@@ -21,7 +21,7 @@ from ci.models.inputs import Sample
 from ci.work import doing
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.components import build_ids
+from provisioning.build_ids import build_ids
 from provisioning.manifest import Soc
 
 PROVIDER = "QNNExecutionProvider"

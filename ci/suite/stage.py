@@ -56,7 +56,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.settings import BUILDS_TREE, DEFAULT_TARGET, Selection, profile_flags
 from provisioning.base.stage_run import RAN_WITH, StageRun, require_stage
-from provisioning.components import build_ids
+from provisioning.build_ids import build_ids
 from provisioning.dist import description_of
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
 from provisioning.executorch import PYTHON_PATH, Executorch

@@ -1,10 +1,10 @@
-"""The metric of a task: a user's function gets the outputs of a program and of the float model, and returns a
-number. A process of its own calls it."""
+"""A task has a metric: a user's function receives the outputs of a program and of the float model, and
+returns a number. A process of its own calls it."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,20 +33,23 @@ class MetricFigures:
 def side_by_side(
     metric: str, pairs: Iterable[Pair], against: Iterable[Pair], inferences: int
 ) -> dict[str, float]:
-    """The metric of the program, of the float model, and of the quantized model on the CPU if there is one.
-    `against` pairs the program's outputs with the quantized model's."""
-    of_program = list(pairs)
-    of_float = [pair._replace(found=pair.expected) for pair in of_program]
-    of_quantized = [
-        pair._replace(found=partner.expected) for pair, partner in zip(of_program, against, strict=False)
-    ]
-    figures = {
-        METRIC: measured_by(metric, of_program, inferences),
-        f"float_{METRIC}": measured_by(metric, of_float, inferences),
-    }
-    if of_quantized:
-        figures[f"{REFERENCE}{METRIC}"] = measured_by(metric, of_quantized, inferences)
-    figures[LOSS] = max(0.0, figures[f"float_{METRIC}"] - figures[METRIC])
+    """Return the metric of the program, of the float model, and of the quantized model on the CPU, if there
+    is one.
+
+    `pairs` has the program's outputs beside the float model's; `against` has them beside the quantized
+    model's, and is empty if there is none."""
+    program_pairs = list(pairs)
+    float_pairs = [pair._replace(found=pair.expected) for pair in program_pairs]
+    quantized_outputs = [pair.expected for pair in against]
+    program_metric = measured_by(metric, program_pairs, inferences)
+    float_metric = measured_by(metric, float_pairs, inferences)
+    figures = {METRIC: program_metric, f"float_{METRIC}": float_metric}
+    if quantized_outputs:
+        quantized_pairs = [
+            pair._replace(found=output) for pair, output in zip(program_pairs, quantized_outputs, strict=True)
+        ]
+        figures[f"{REFERENCE}{METRIC}"] = measured_by(metric, quantized_pairs, inferences)
+    figures[LOSS] = max(0.0, float_metric - program_metric)
     return figures
 
 
@@ -54,19 +57,24 @@ def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
     """Call FOLDER/MODULE:FUNCTION, or FOLDER/FILE.py:FUNCTION, with the outputs of the program and of the
     float model, and return its result. Each argument has a list for each inference, with its arrays in
     order."""
-    rows = list(pairs)
-    count = len(rows) // inferences
-    outputs, floats = [], []
-    for first in range(0, len(rows), count):
-        outputs.append([pair.found for pair in rows[first : first + count]])
-        floats.append([pair.expected for pair in rows[first : first + count]])
+    program_outputs, float_outputs = [], []
+    for inference in _split_evenly(list(pairs), inferences):
+        program_outputs.append([pair.found for pair in inference])
+        float_outputs.append([pair.expected for pair in inference])
     path, _, name = metric.rpartition(":")
     module = Path(path).name.removesuffix(".py")
     search_first(Path(path).parent)
     try:
-        return float(getattr(importlib.import_module(module), name)(outputs, floats))
+        return float(getattr(importlib.import_module(module), name)(program_outputs, float_outputs))
     except Exception as error:
         raise Unusable(METRIC, f"{metric}: {type(error).__name__}: {error}") from error
+
+
+def _split_evenly(pairs: Sequence[Pair], inferences: int) -> Iterator[Sequence[Pair]]:
+    """Yield the pairs of each inference; every inference has as many outputs."""
+    outputs = len(pairs) // inferences
+    for index in range(inferences):
+        yield pairs[index * outputs : (index + 1) * outputs]
 
 
 def error_of_metric(error: Exception, order: Mapping[str, object]) -> dict[str, object]:

@@ -11,7 +11,8 @@ from provisioning.base import progress
 from provisioning.base.errors import IntegrityError, UnknownName, UsageError
 from provisioning.base.findings import Metric, Report
 from provisioning.base.settings import Selection
-from provisioning.components import QNN_SDK, build_ids
+from provisioning.build_ids import build_ids
+from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile
 from provisioning.store import Store

@@ -21,7 +21,8 @@ from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.components import QNN_SDK, build_ids, version_in
+from provisioning.build_ids import build_ids, version_in
+from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES, resolve
 from provisioning.known_faults import FIGURES, MANIFEST, SCRIPTS, Fault
 from provisioning.python_environments import PythonEnvironments, environments_folder

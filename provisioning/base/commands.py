@@ -207,3 +207,27 @@ def interview(command: Sequence[str | Path], seconds: float, **more: Any) -> sub
             stream.seek(0)
             texts.append(stream.read(MOST_OUTPUT).decode("utf-8", "replace"))
     return subprocess.CompletedProcess(process.args, process.returncode, *texts)
+
+
+ANSWER_SECONDS = 20.0
+"""How long a program may take to say its version; a compiler on a busy machine takes less."""
+
+
+def version_line(program: Path) -> tuple[str, str]:
+    """The first line that a program prints of itself for `--version`; else why there is none."""
+    import signal
+    import subprocess
+
+    try:
+        process = interview([program, "--version"], ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "", f"it gave no answer within {ANSWER_SECONDS:g} s"
+    except OSError as error:
+        return "", error.strerror or str(error)
+    if process.returncode == -signal.SIGXFSZ:
+        return "", "it prints without end"
+    lines = process.stdout.splitlines()
+    if lines and not process.returncode:
+        return lines[0].strip(), ""
+    words = (process.stderr.strip() or process.stdout.strip()).splitlines()
+    return "", f"it ended with exit code {process.returncode}" + (f": {words[-1][:200]}" if words else "")

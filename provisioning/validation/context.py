@@ -17,12 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
-from provisioning.components import (
-    ANDROID_NDK,
-    KINDS,
-    QNN_SDK,
-    identity_of,
-)
+from provisioning.components import ANDROID_NDK, KINDS, QNN_SDK, identity_of
 from provisioning.elf import Elf, Loading, load_all
 from provisioning.elf_names import damaged_name
 from provisioning.environment import HOST_LIBRARIES, Environment, Note, Root, resolve

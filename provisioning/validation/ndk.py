@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from provisioning.base.commands import interview
+from provisioning.base.commands import ANSWER_SECONDS, interview, version_line
 from provisioning.base.documents import read as read_document
 from provisioning.base.settings import MANIFESTS
-from provisioning.components import ANSWER_SECONDS, NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, version_line
+from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.elf import AARCH64
 from provisioning.qnn_libraries import read
 

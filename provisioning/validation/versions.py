@@ -13,7 +13,8 @@ from provisioning.base.commands import Fix, quote_command
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
-from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, QNN_SDK, ndk_name, version_in
+from provisioning.build_ids import version_in
+from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, QNN_SDK, ndk_name
 from provisioning.elf import version_key
 from provisioning.qnn_libraries import Library
 from provisioning.store.trees import Trees

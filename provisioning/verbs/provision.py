@@ -246,8 +246,8 @@ def _no_archive(file: Path, archives: Sequence[tuple[str, Archive]]) -> UsageErr
 
 
 def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
-    from provisioning.components import adopt
     from provisioning.environment import Note, users_own
+    from provisioning.own_installation import adopt
 
     notes: list[Note] = []
     own = users_own(name, selection.store, environ, notes)

@@ -130,7 +130,7 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
 
 def _adopt(store: Path, folder: Path) -> int:
     from provisioning.base.files import disk_errors
-    from provisioning.components import adopt, is_root
+    from provisioning.own_installation import adopt, is_root
     from provisioning.store.own_trees import RECORDED, record
 
     path = user_path(str(folder), "DIR")

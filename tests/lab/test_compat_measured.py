@@ -13,7 +13,7 @@ from lab.builds import variables_for_sdk
 from lab.compat import stage
 from lab.compat.stage import STEPS, load_measured
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
-from provisioning.components import build_ids
+from provisioning.build_ids import build_ids
 from provisioning.dist import OURS, RUNNER
 from provisioning.environment import HOST_LIBRARIES
 from tests.support.runner import dist, runner_reports

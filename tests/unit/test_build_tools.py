@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.builds.toolchain import BuildTool, find_cmake, find_compiler
-from provisioning import components
+from provisioning.base import commands
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.scripts import script
 
@@ -52,7 +52,7 @@ def test_a_compiler_that_is_there_and_does_not_answer_is_not_called_missing(
     broken = program(tmp_path / "bin", "g++", "g++ 12", code=1)
     with pytest.raises(EnvironmentLacking, match=re.escape(f"{broken} does not say its version: it ended")):
         find_compiler(path_of(tmp_path / "bin"))
-    monkeypatch.setattr(components, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(commands, "ANSWER_SECONDS", 0.2)
     hanging = script(tmp_path / "hangs" / "g++", "sleep 60")
     with pytest.raises(EnvironmentLacking, match=r"hangs/g.. does not say its version: it gave no"):
         find_compiler({**path_of(tmp_path / "bin"), "CXX": str(hanging)})
@@ -66,4 +66,4 @@ def test_a_compiler_that_does_not_answer_is_passed_over_where_another_one_does(t
 
 def test_a_compiler_that_prints_without_end_is_ended(tmp_path: Path) -> None:
     endless = script(tmp_path / "clang++", "exec yes")
-    assert components.version_line(endless) == ("", "it prints without end")
+    assert commands.version_line(endless) == ("", "it prints without end")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from provisioning import qnn_libraries
-from provisioning.components import Identity, build_ids, identity_of
+from provisioning.build_ids import build_ids
+from provisioning.components import Identity, identity_of
 from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, load_all, read, read_stream
 from provisioning.elf_names import damaged_name
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library

@@ -39,8 +39,18 @@ which knows all lanes, is an edge."""
 
 OF_PROVISIONING = (
     {"base"},
-    {"accepted_file", "archive", "components", "dist", "download", "elf", "elf_names", "pip_settings"},
-    {"known_faults", "python_environments", "sources"},
+    {
+        "accepted_file",
+        "archive",
+        "build_ids",
+        "components",
+        "download",
+        "elf",
+        "elf_names",
+        "pip_settings",
+        "source_tree",
+    },
+    {"dist", "known_faults", "own_installation", "python_environments", "sources"},
     {"manifest"},
     {"licences", "qnn_libraries"},
     {"store"},

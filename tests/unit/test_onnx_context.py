@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.artifacts.program import record_path
+from ci.artifacts.records import record_path
 from ci.lanes.onnx.model_file import ContextRecord, read_context, require_fit
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file

@@ -20,10 +20,11 @@ from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import BUILDS_TREE, OFFICIAL_PROFILE, Selection
 from provisioning.components import EXECUTORCH_SOURCE
-from provisioning.dist import BuiltFrom, describe, description_of, state_of
+from provisioning.dist import BuiltFrom, describe, description_of
 from provisioning.environment import Environment, users_own
 from provisioning.executorch import PROFILES_WHEEL, Executorch, chips_known_to, choose, installed_chips
 from provisioning.manifest import load_socs
+from provisioning.source_tree import state_of
 from tests.support.environments import write_sdk
 from tests.support.scripts import script
 

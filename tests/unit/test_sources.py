@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
-from provisioning.components import adopt
+from provisioning.own_installation import adopt
 from provisioning.sources import Archive
 from tests.support.http_server import FileServer, Reply
 

@@ -46,7 +46,7 @@ from ci.work import File, Step
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import Selection
-from provisioning.components import version_in
+from provisioning.build_ids import version_in
 from provisioning.known_faults import SuspectedFault
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")

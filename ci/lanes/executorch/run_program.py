@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read, refuse_torch_file
+from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
+from ci.artifacts.torch_files import refuse_torch_file
 from ci.lanes.executorch.wrap import wrap
 from ci.models.inputs import Array, GraphSignature, Sample, Tensor, draw_sample, read_inputs
 from ci.one_model.model import OneModel

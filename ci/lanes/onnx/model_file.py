@@ -20,7 +20,7 @@ from ci.artifacts.compiled_onnx import (
     is_below,
     read_model,
 )
-from ci.artifacts.program import record_path, require_recorded
+from ci.artifacts.records import record_path, require_recorded
 from ci.models.inputs import GraphSignature, Tensor, is_fixed
 from ci.models.user_model import fix_of_content
 from ci.one_model.forecast import ModelSize

@@ -14,7 +14,7 @@ import onnx
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
-from ci.artifacts.program import record_path
+from ci.artifacts.records import record_path
 from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, scores_of
 from ci.explain.onnx_graph import NO_PLACE, name_of
 from ci.lanes.onnx import provider

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
-from ci.artifacts.program import record_path
+from ci.artifacts.records import record_path
 from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.model_file import (
     Size,

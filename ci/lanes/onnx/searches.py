@@ -40,7 +40,7 @@ from ci.suite.precision import Precision, precision_named
 from ci.work import Nothing
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
-from provisioning.components import version_in
+from provisioning.build_ids import version_in
 from provisioning.manifest import Soc, soc_named
 
 Places = Mapping[str, OperatorAt]

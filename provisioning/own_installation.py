@@ -1,0 +1,88 @@
+"""The user's own installation of a component is read, and never copied or changed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.base.commands import Fix, quote_command
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.settings import user_path
+from provisioning.components import KINDS, identity_of
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    path: Path
+    version: str
+    """The version that its own metadata or its folder's name states; empty if neither does."""
+
+
+def adopt(component: str, value: str, variable: str) -> Adopted:
+    """Use the folder that `variable` names as `component`, or raise an error that names the right one."""
+    path = user_path(value, variable)
+    where = f"{variable}={value}"
+    try:
+        _check(component, path, where, variable)
+    except PermissionError as error:
+        raise EnvironmentLacking(
+            f"{where}: cannot be read ({error.filename or path})",
+            fix=quote_command("chmod", "-R", "u+rX", path),
+        ) from error
+    path = path.resolve()
+    by_name = _version_in_name(path.name) if KINDS[component].named_by_version else ""
+    return Adopted(path, identity_of(component, path).version or by_name)
+
+
+def is_root(component: str, path: Path) -> bool:
+    kind = KINDS[component]
+    return (all if kind.all_landmarks else any)((path / landmark).exists() for landmark in kind.landmarks)
+
+
+def _check(component: str, path: Path, where: str, variable: str) -> None:
+    if not path.exists():
+        trouble = "there is no such folder"
+    elif path.is_file():
+        trouble = "is a file, expected a folder; if it is an archive, unpack it"
+    else:
+        names = sorted(entry.name for entry in path.iterdir())
+        if is_root(component, path):
+            return
+        text = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
+        trouble = f"is not the root of {component}: expected {_landmark_words(component)} in it, found {text}"
+    near = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+    right = _nearby(component, near) if near != Path("/") else None
+    raise EnvironmentLacking(f"{where}: {trouble}", fix=_export(variable, right))
+
+
+def _landmark_words(component: str) -> str:
+    kind = KINDS[component]
+    return (" and " if kind.all_landmarks else " or ").join(kind.landmarks)
+
+
+def _export(variable: str, right: Path | None) -> str:
+    if right is None:
+        return Fix("correct {}, or unset it and run `{}`", variable, ("provision",))
+    return f"export {variable}={quote_command(right)}"
+
+
+def _nearby(component: str, path: Path) -> Path | None:
+    """The root that was probably meant: above (where lib was named), or a few folders below."""
+    for parent in [path.absolute(), *path.absolute().parents][:5]:
+        if parent != Path("/") and is_root(component, parent):
+            return parent
+    for pattern in ("[!.]*", "[!.]*/[!.]*"):
+        # Of several roots, the user probably means the newest version.
+        if roots := [folder for folder in path.glob(pattern) if is_root(component, folder)]:
+            return max(roots, key=_version_order).absolute()
+    return None
+
+
+def _version_order(path: Path) -> tuple[tuple[int, ...], str]:
+    return tuple(int(n) for n in re.findall(r"\d+", path.name)), path.name
+
+
+def _version_in_name(name: str) -> str:
+    match = re.search(r"\d+(?:\.\d+)+", name)
+    return match.group() if match else ""
