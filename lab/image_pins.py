@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provisioning.base.command_line import add_valued, switch
 from provisioning.base.errors import UpstreamError
 from provisioning.base.files import replace_text
+from provisioning.base.flags import add_valued, switch
 
 if TYPE_CHECKING:
     from ci.image.contents import System

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import capture, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.flags import repeatable, switch
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import repeatable
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import mutex, replace_text
+from provisioning.base.flags import repeatable
 from provisioning.base.units import utc_now
 
 if TYPE_CHECKING:

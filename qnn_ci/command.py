@@ -30,6 +30,8 @@ from provisioning.base import answer, command_line  # noqa: E402
 from provisioning.base.command_line import Verb  # noqa: E402
 from provisioning.base.commands import OF_CLONE  # noqa: E402
 from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
+from provisioning.base.guard import guard  # noqa: E402
+from provisioning.base.parser import Parser  # noqa: E402
 from provisioning.base.selection import known_chips, selection_of  # noqa: E402
 from provisioning.base.settings import CLONE, profile_names  # noqa: E402
 from provisioning.base.units import align, columns  # noqa: E402
@@ -55,11 +57,11 @@ def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
     """Refuse what the words alone show to be wrong, before minutes go into an environment."""
     if verb == "shell":
         return
-    command_line.Parser.started_in = str(folder)
+    Parser.started_in = str(folder)
     try:
         _check(verb, arguments)
     finally:
-        command_line.Parser.started_in = ""
+        Parser.started_in = ""
 
 
 def _check(verb: str, arguments: Sequence[str]) -> None:
@@ -105,7 +107,7 @@ def _complete(verbs: Mapping[str, Verb]) -> None:
     import argcomplete
 
     values = {"--soc": known_chips(), "--precision": SCHEMES, "--profile": profile_names()}
-    parser = command_line.Parser(prog="qnn-ci")
+    parser = Parser(prog="qnn-ci")
     of_verbs = parser.add_subparsers()
     typed = os.environ["COMP_LINE"].split()[1:2]
     for name, verb in verbs.items():
@@ -143,7 +145,7 @@ def main() -> int:
         sys.stdout.write(f"qnn-ci {project().version}\n")
         return 0
     if argv[:1] == ["completion"]:
-        return command_line.guard(lambda: _completion(argv[1:]), debug=False)
+        return guard(lambda: _completion(argv[1:]), debug=False)
     if argv in ([], ["help"], ["-h"], ["--help"]):
         sys.stdout.write(_map(verbs))
         return 0 if argv else UsageError.exit_code

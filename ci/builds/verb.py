@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.command_line import add_valued, count, repeatable, switch
 from provisioning.base.errors import UsageError
+from provisioning.base.flags import add_valued, count, repeatable, switch
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import DEFAULT_TARGET, WHEEL
 from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, KINDS, QNN_SDK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import add_purpose, add_timeout, add_valued, repeatable, switch
+from provisioning.base.flags import add_purpose, add_timeout, add_valued, repeatable, switch
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\

@@ -194,7 +194,7 @@ def death(stage: str, code: int, log: Path, command_line: str, problem: str = ""
 
 
 def last_words(text: str) -> tuple[str, str]:
-    """Return the error and fix at the end of a log (see command_line.py), or its last line without a fix.
+    """Return the error and fix at the end of a log (see guard.py), or its last line without a fix.
 
     For a crash in native code, return Python's message and the innermost frame."""
     lines = [line for line in map(one_line, text.splitlines()) if line and not line.startswith(NOX)]

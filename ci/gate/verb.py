@@ -26,10 +26,10 @@ from ci.report.summary import command, conclusion, github_annotations, stage_lin
 from ci.suite.lane_head import judging
 from ci.suite.options import GATE
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, repeat_flag, session
 from provisioning.base.errors import STOPPED, CheckFailed
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
+from provisioning.base.parser import Parser
 from provisioning.base.progress import show_working
 from provisioning.base.rendering import LOG, render, summary_of, verdict, wants_colour, write
 from provisioning.base.settings import Selection

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from ci.work import Job
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, repeatable
 from provisioning.base.commands import Fix, capture
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
 from provisioning.base.files import replace_text, repository_of
+from provisioning.base.flags import repeatable
 from provisioning.base.origin import this_copy
+from provisioning.base.parser import Parser
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import MANIFESTS, PLACEHOLDER, Selection
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from ci.lanes.registry import lane_named, lanes_with_suites
 from ci.suite.options import Choice, add_choice, choice_of, shard
 from ci.work import Job
-from provisioning.base.command_line import Parser, add_valued, count
 from provisioning.base.commands import repeat_flag
+from provisioning.base.flags import add_valued, count
 from provisioning.base.option_fields import option_words
+from provisioning.base.parser import Parser
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\

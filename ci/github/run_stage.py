@@ -17,11 +17,12 @@ from ci.gate.supervision import death, log_of, report_of, supervise
 from ci.report.collect import clean_report
 from ci.report.page import markdown
 from ci.report.summary import github_annotations
-from provisioning.base.command_line import STARTED_IN, Parser
+from provisioning.base.command_line import STARTED_IN
 from provisioning.base.commands import SPELLED_INSTALLED, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
+from provisioning.base.parser import Parser
 from provisioning.base.rendering import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import Places, StageRun

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from ci.image import CACHE
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, add_valued
 from provisioning.base.commands import session
+from provisioning.base.flags import add_valued
+from provisioning.base.parser import Parser
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from ci.image import CACHE
 from provisioning import licences
 from provisioning.base import units
-from provisioning.base.command_line import add_valued, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
+from provisioning.base.flags import add_valued, switch
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from ci.diagnose.logs import Diagnosis, Explanation, diagnose_log, explain_number, explain_rule
 from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, page_of, rule_named, rules
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import UsageError, exit_code_of
+from provisioning.base.flags import switch
 from provisioning.base.foreign import escape_line, limit_work
+from provisioning.base.parser import Parser
 from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from ci.artifacts.program import (
 from ci.artifacts.torch_files import refuse_torch_file
 from ci.models.not_models import refuse_no_program
 from provisioning.base import answer
-from provisioning.base.command_line import add_valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.files import replace_bytes
+from provisioning.base.flags import add_valued
 from provisioning.base.foreign import escape_line, limit_work
 from provisioning.base.selection import add_selection, selection_of
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.one_model.model import OneModel
 from ci.suite.lane_head import COMPILE
-from provisioning.base.command_line import show_error
 from provisioning.base.errors import ToolkitError, UsageError
+from provisioning.base.guard import show_error
 
 if TYPE_CHECKING:
     from ci.explain.lane import AnyModelLane

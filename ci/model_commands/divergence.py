@@ -18,9 +18,9 @@ from ci.one_model.model import OneModel, require_one_chip
 from ci.suite.lane_head import DIVERGENCE
 from ci.suite.options import Choice, add_choice, choice_of
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
+from provisioning.base.parser import Parser
 
 if TYPE_CHECKING:
     from ci.explain.divergence import DivergenceResult, DivergentOperator

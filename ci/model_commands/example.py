@@ -9,10 +9,10 @@ from array import array
 from pathlib import Path
 
 from ci.model_commands.example_onnx import enlarging_network
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_bytes
+from provisioning.base.parser import Parser
 from provisioning.base.settings import MANIFESTS
 
 EXAMPLES = """\

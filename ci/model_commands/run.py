@@ -10,9 +10,9 @@ from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.one_model.model import OneModel
 from ci.suite.lane_head import RUN
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
+from provisioning.base.parser import Parser
 
 if TYPE_CHECKING:
     from ci.one_model.report import ModelReport

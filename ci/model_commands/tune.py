@@ -15,8 +15,8 @@ from ci.one_model.options import Floor
 from ci.suite.lane_head import TUNE
 from ci.suite.precision import TWO_PRECISIONS
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.parser import Parser
 
 if TYPE_CHECKING:
     from ci.explain.tune import Goal, Tuned

@@ -24,9 +24,9 @@ from ci.one_model.options import ModelOptions
 from ci.one_model.phones import require_phone
 from ci.suite.lane_head import COMPILE, DIVERGENCE, RUN, LaneHead
 from ci.suite.options import SEARCH_TIMEOUT, Choice
-from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import add_options, read_options, require_taken
+from provisioning.base.parser import Parser
 from provisioning.base.selection import add_selection, host_selection, selection_of
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from ci.artifacts.torch_files import refuse_torch_file
 from ci.one_model.named_files import require_program
 from ci.one_model.options import OF_PLACE
 from ci.suite.options import OF_MACHINE
-from provisioning.base.command_line import TIMEOUT, duration
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
+from provisioning.base.flags import TIMEOUT, duration
 from provisioning.base.option_fields import Options, add_options, option, read_options
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
-from provisioning.base.command_line import Parser
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.parser import Parser
 from provisioning.base.rendering import plural
 from provisioning.base.settings import user_path
 

@@ -17,8 +17,8 @@ from types import ModuleType
 
 from ci.artifacts.torch_files import fix_for_torch_file, torch_kind_of
 from ci.models.not_models import ADDRESS, EXPORT, FUNCTION, MODEL_HELP, refusal
-from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
+from provisioning.base.guard import OWN_PACKAGES
 from provisioning.base.settings import ROOT
 
 EXPORTED = "range_constraints"

@@ -11,10 +11,10 @@ from ci.one_model.named_files import samples_in
 from ci.one_model.options import ModelOptions
 from ci.suite.lane_head import LaneHead
 from ci.work import WorkOptions
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import option_words
+from provisioning.base.parser import Parser
 from provisioning.base.settings import Selection, selection_flags
 
 SomeOptions = TypeVar("SomeOptions", bound=ModelOptions)

@@ -10,9 +10,9 @@ from pathlib import Path
 from ci.models.not_models import refuse_no_program
 from ci.models.sample_files import sample_files
 from ci.models.user_model import BadFactory
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UnknownName, UsageError
+from provisioning.base.parser import Parser
 from provisioning.base.settings import user_path
 
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")

@@ -25,7 +25,7 @@ from ci.suite.lane_head import (
     TUNE,
 )
 from ci.suite.options import SHOWS, WorkFlags
-from provisioning.base.command_line import count
+from provisioning.base.flags import count
 from provisioning.base.option_fields import option
 
 SomeOptions = TypeVar("SomeOptions", bound="ModelOptions")

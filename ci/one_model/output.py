@@ -23,10 +23,10 @@ from ci.suite.accuracy import Pair, Unusable, compare
 from ci.suite.figures import describe_figures
 from ci.suite.limits import missed_thresholds
 from ci.suite.suite_file import Thresholds
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import quote_command
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import disk_errors, replace_text
+from provisioning.base.parser import Parser
 
 ELSEWHERE = "name another folder with -o"
 SCRATCH = ".qnn-ci-new-"

@@ -16,9 +16,9 @@ from ci.one_model.named_files import path_of_package, require_project
 from ci.suite.programs import P, Suites
 from ci.suite.suite_file import parse_suite
 from provisioning.base import toml
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
+from provisioning.base.parser import Parser
 
 
 def needs_of_model(model: OneModel, suites: Suites[P], suite: Path | None = None) -> Needs:

@@ -19,10 +19,11 @@ from ci.suite.programs import Program
 from ci.suite.stage import Plan
 from ci.work import first_line, words_of
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit_code_of
 from provisioning.base.findings import Finding
+from provisioning.base.guard import show_error
+from provisioning.base.parser import Parser
 from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_SOC
 from provisioning.base.stage_run import Places

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import add_valued
+from provisioning.base.flags import add_valued
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 

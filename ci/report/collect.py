@@ -13,7 +13,6 @@ from typing import Literal
 
 from ci.suite.options import GATE
 from ci.work import read
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import join_fixes, quote_command, session
 from provisioning.base.findings import (
     Finding,
@@ -24,6 +23,7 @@ from provisioning.base.findings import (
     outcome_of,
 )
 from provisioning.base.foreign import map_values, visible
+from provisioning.base.parser import Parser
 from provisioning.base.rendering import DID_NOT_RUN, EARLIER_RUN
 from provisioning.base.stage_run import RUN
 from provisioning.base.units import format_decibels, seconds, size

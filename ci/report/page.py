@@ -20,9 +20,9 @@ from ci.diagnose.rules import page_of
 from ci.report.collect import show_figure
 from ci.report.programs import ReportedProgram, cost_titles, models_of, programs_of
 from ci.report.summary import headline, worst
-from provisioning.base.command_line import Parser
 from provisioning.base.findings import Report, Severity
 from provisioning.base.foreign import one_line, visible
+from provisioning.base.parser import Parser
 from provisioning.base.rendering import (
     HARMLESS,
     LOG,

@@ -15,10 +15,10 @@ from ci.report.renderings import FIX, publish
 from ci.report.sarif import sarif
 from ci.report.summary import conclusion, stage_line, worst
 from provisioning.base import answer
-from provisioning.base.command_line import add_valued, switch
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.findings import Outcome, Report
+from provisioning.base.flags import add_valued, switch
 from provisioning.base.rendering import HARMLESS, console, render, verdict, wants_colour, write
 from provisioning.base.settings import reports_path
 from provisioning.base.units import terminal_width

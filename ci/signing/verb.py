@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import answer, units
-from provisioning.base.command_line import add_purpose, add_valued, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError, exit_code_of
+from provisioning.base.flags import add_purpose, add_valued, switch
 from provisioning.base.foreign import limit_work
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import reports_path

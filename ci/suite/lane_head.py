@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.command_line import TIMEOUT
+from provisioning.base.flags import TIMEOUT
 
 COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST, RUN = (
     "compile",

@@ -29,9 +29,9 @@ from ci.suite.lane_head import (
     judging_stages,
 )
 from ci.work import Job, WorkOptions, longest_first
-from provisioning.base.command_line import TIMEOUT, count, duration
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
+from provisioning.base.flags import TIMEOUT, count, duration
 from provisioning.base.option_fields import Options, add_options, option, read_options
 from provisioning.base.selection import host_selection
 from provisioning.base.settings import Selection

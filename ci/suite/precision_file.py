@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from provisioning.base.command_line import Parser
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
+from provisioning.base.parser import Parser
 
 PRECISION_SUFFIX = ".precision.toml"
 

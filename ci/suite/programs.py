@@ -16,12 +16,12 @@ from ci.suite.lane_head import STAGE
 from ci.suite.options import COMMANDS, Choice, matcher
 from ci.suite.suite_file import LaneFields, LaneForm, SuiteFile, Thresholds, missing_lane, parse_suite
 from ci.work import irrelevant
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, read
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.option_fields import option_words
+from provisioning.base.parser import Parser
 from provisioning.base.settings import DEFAULT_PROFILE, profile_flags
 from provisioning.manifest import soc_named
 

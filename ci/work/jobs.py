@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, TextIO, TypeVar
 
-from provisioning.base.command_line import TIMEOUT
+from provisioning.base.flags import TIMEOUT
 from provisioning.base.progress import SILENT_FOR, Bar, ticking
 
 __all__ = ["Job", "Line", "WorkOptions", "available_memory", "default_slots", "failed_line", "longest_first"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from provisioning.base.command_line import switch
+from provisioning.base.flags import switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\

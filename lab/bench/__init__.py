@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from provisioning.base.command_line import count, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report, Severity
+from provisioning.base.flags import count, switch
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
 from provisioning.base.stage_run import StageRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from provisioning.base.command_line import add_timeout, switch
+from provisioning.base.flags import add_timeout, switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\

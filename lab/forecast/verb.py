@@ -6,9 +6,9 @@ import argparse
 
 from ci.suite.lane_head import COMPILE
 from ci.suite.options import WorkFlags
-from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
+from provisioning.base.flags import repeatable, switch
 from provisioning.base.option_fields import add_options, read_options
 from provisioning.base.selection import add_selection, host_selection
 

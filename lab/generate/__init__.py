@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from provisioning.base.command_line import switch
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UnknownName
 from provisioning.base.files import replace_text
+from provisioning.base.flags import switch
 from provisioning.base.settings import ROOT
 
 EXAMPLES = """\

@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from provisioning.base.command_line import add_timeout, add_valued, repeatable, switch
 from provisioning.base.errors import UsageError
+from provisioning.base.flags import add_timeout, add_valued, repeatable, switch
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from provisioning import licences
-from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
+from provisioning.base.flags import repeatable, switch
 from provisioning.base.settings import profile_names, store_path
 
 EXAMPLES = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from provisioning.base.command_line import switch
+from provisioning.base.flags import switch
 
 EXAMPLES = """\
   nox -s lab -- onnx_operators

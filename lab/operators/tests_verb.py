@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ci.lanes.upstream.verb import add_tests, options_of
 from lab.operators import MEASURED_SCHEMES
-from provisioning.base.command_line import repeatable
+from provisioning.base.flags import repeatable
 
 EXAMPLES = """\
   nox -s lab -- operator_tests operators -k test_conv1d. --flow 8a8w

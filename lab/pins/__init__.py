@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from provisioning.base.command_line import add_valued
 from provisioning.base.commands import capture, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_text, write_named
+from provisioning.base.flags import add_valued
 from provisioning.base.foreign import visible
 from provisioning.base.settings import ROOT
 

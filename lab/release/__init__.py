@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from provisioning.base.command_line import add_valued, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
+from provisioning.base.flags import add_valued, switch
 
 EXAMPLES = """\
   nox -s lab -- release https://github.com/YOU/qnn-ci

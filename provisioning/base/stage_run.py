@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provisioning.base import answer, rendering
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import (
     CheckFailed,
@@ -26,6 +25,7 @@ from provisioning.base.errors import (
 )
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Place, Report, Severity, outcome_of
+from provisioning.base.parser import Parser
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, TARGETS, profile_flags
 from provisioning.base.toml import line_of
 from provisioning.base.units import utc_now

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base import answer
-from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, IntegrityError, UnknownName, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Report, Severity
+from provisioning.base.flags import repeatable, switch
 from provisioning.base.progress import for_stream
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
+from provisioning.base.parser import Parser
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import dist_path
 from provisioning.environment import Environment, resolve

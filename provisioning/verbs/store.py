@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provisioning.base import answer
-from provisioning.base.command_line import add_valued, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError, exit_code_of
 from provisioning.base.files import ANOTHER_STORE
+from provisioning.base.flags import add_valued, switch
 from provisioning.base.progress import for_stream
 from provisioning.base.rendering import plural
 from provisioning.base.settings import MANIFESTS, profile_flags, store_path, user_path

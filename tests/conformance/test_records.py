@@ -21,8 +21,9 @@ from ci.suite.lane_head import (
 )
 from ci.suite.options import Choice, StageFlags
 from ci.suite.precision_file import PrecisionFile
-from provisioning.base.command_line import Parser, Verb, module_of
+from provisioning.base.command_line import Verb, module_of
 from provisioning.base.option_fields import declared_options
+from provisioning.base.parser import Parser
 from provisioning.base.settings import ROOT
 from tests.support.typed import actions
 

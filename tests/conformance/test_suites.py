@@ -12,8 +12,9 @@ from ci.report.page import html
 from ci.suite.accepted import load_baseline
 from ci.suite.lane import AnyLane
 from ci.suite.options import choice_of
-from provisioning.base.command_line import Parser, Verb, module_of
+from provisioning.base.command_line import Verb, module_of
 from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.parser import Parser
 from provisioning.base.rendering import verdict
 from tests.conformance.examples import DIES, FAILS, LATE, PASSES, Example, Folder
 

@@ -28,7 +28,7 @@ ANDROID = "provision:x86_64-linux,aarch64-android"
 OPERATE = """\
 import sys
 from pathlib import Path
-from provisioning.base.command_line import guard
+from provisioning.base.guard import guard
 from provisioning.base.progress import Progress
 from provisioning.manifest import Component
 from provisioning.store import Store

@@ -13,8 +13,8 @@ import pytest
 from lab.builds import variables_for_sdk
 from lab.builds.table import QnnBuild, Release, load_builds
 from lab.compat import stage
-from provisioning.base.command_line import guard
 from provisioning.base.findings import Metric, Outcome, Report, Severity
+from provisioning.base.guard import guard
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import HOST_LIBRARIES

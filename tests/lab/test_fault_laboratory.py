@@ -37,8 +37,9 @@ from ci.gate.table import GateStage
 from ci.gate.verb import run_gate
 from ci.signing import signed_writer
 from provisioning.__main__ import VERBS
-from provisioning.base.command_line import guard, main
+from provisioning.base.command_line import main
 from provisioning.base.errors import INTERRUPTED, TERMINATED
+from provisioning.base.guard import guard
 from provisioning.base.settings import ROOT, Selection
 from provisioning.store import Store
 from tests.support import chains, laboratory_stage, small_disk

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from ci.suite.lane_head import judging_stages
-from provisioning.base.command_line import guard
 from provisioning.base.findings import Artifact, Outcome, Severity
+from provisioning.base.guard import guard
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.stage_run import StageRun
 

@@ -17,10 +17,11 @@ import pytest
 from ci.__main__ import VERBS as CI
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base import command_line
-from provisioning.base.command_line import Verb, count, duration, guard, main
+from provisioning.base.command_line import Verb, main
 from provisioning.base.commands import capture
 from provisioning.base.commands import session as session_of
+from provisioning.base.flags import count, duration
+from provisioning.base.guard import guard
 from provisioning.base.settings import ROOT
 
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
@@ -108,7 +109,7 @@ def test_an_interrupt_ends_with_130_and_no_traceback(
 def test_the_process_ends_with_130_too_wherever_the_interrupt_met_it(tmp_path: Path) -> None:
     """Also in code that is made from text, as a dataclass is when it is imported."""
     script = (
-        "import sys; from provisioning.base.command_line import guard\n"
+        "import sys; from provisioning.base.guard import guard\n"
         "sys.exit(guard(lambda: exec('raise KeyboardInterrupt'), debug=False))"
     )
     (tmp_path / "interrupted.py").write_text(script)
@@ -120,7 +121,7 @@ def test_work_that_waits_for_a_lock_for_ever_as_it_is_interrupted_ends_all_the_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The laboratory saw urllib3 give back a connection to a queue whose lock nobody held any more."""
-    monkeypatch.setattr(command_line, "CLEANUP_SECONDS", 0.05)
+    monkeypatch.setattr("provisioning.base.guard.CLEANUP_SECONDS", 0.05)
     taken = threading.Lock()
     taken.acquire()
 
@@ -164,7 +165,7 @@ def test_sigterm_ends_with_143() -> None:
 
 def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None:
     script = (
-        "import sys; from provisioning.base.command_line import guard\n"
+        "import sys; from provisioning.base.guard import guard\n"
         "def work():\n    [print('x' * 1000, flush=True) for _ in range(1000)]; return 5\n"
         "sys.exit(guard(work, debug=False))"
     )
@@ -180,7 +181,7 @@ def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None
 
 def test_output_that_nothing_can_take_is_a_clear_error() -> None:
     program = (
-        "import sys; from provisioning.base.command_line import guard\n"
+        "import sys; from provisioning.base.guard import guard\n"
         "sys.exit(guard(lambda: print('y') or 0, debug=False))"
     )
     with Path("/dev/full").open("wb") as full:

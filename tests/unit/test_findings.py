@@ -59,7 +59,7 @@ def test_closing_writes_shows_and_gives_the_exit_code(
 WRITES = """\
 import resource, sys
 from pathlib import Path
-from provisioning.base.command_line import guard
+from provisioning.base.guard import guard
 from provisioning.base.stage_run import StageRun
 
 def work():

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.report.summary import github_annotations
-from provisioning.base.command_line import show_error
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.foreign import escape_line, one_line, visible
+from provisioning.base.guard import show_error
 from provisioning.base.rendering import console
 from provisioning.base.settings import ROOT
 from tests.support.elves import Library

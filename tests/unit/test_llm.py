@@ -50,10 +50,11 @@ from ci.model_commands import run as run_command
 from ci.report.collect import report_in, rows_of
 from ci.work.outcome import Result
 from ci.work.plain import to_json
-from provisioning.base.command_line import guard, main
+from provisioning.base.command_line import main
 from provisioning.base.commands import SPELLED_INSTALLED
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report
+from provisioning.base.guard import guard
 from provisioning.base.settings import store_path
 from provisioning.manifest import soc_named
 from qnn_ci.command import program_of

@@ -21,8 +21,8 @@ from ci.suite.lane_head import AUDIT, COMPILE, DIVERGENCE, QUANTIZE, LaneHead
 from ci.suite.options import LANGUAGE_TIMEOUT, Choice, stage_options
 from ci.suite.precision_file import precision_text
 from ci.work.jobs import WorkOptions
-from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.flags import TIMEOUT
 from provisioning.base.option_fields import declared_options, suite_names
 from tests.support.journey_files import SUITE
 from tests.support.typed import parsed

@@ -23,9 +23,11 @@ from ci.one_model.model import OneModel
 from ci.one_model.options import Floor, ModelOptions, floor
 from ci.suite.lane_head import FROM_MODEL, RUN, LaneHead
 from ci.suite.options import GATE, Choice
-from provisioning.base.command_line import Parser, count, duration, module_of
+from provisioning.base.command_line import module_of
 from provisioning.base.commands import Fix
+from provisioning.base.flags import count, duration
 from provisioning.base.option_fields import Option, SomeOptions, declared_options, read_options, suite_values
+from provisioning.base.parser import Parser
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import WHEEL, Selection, profile_names
 

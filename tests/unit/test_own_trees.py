@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.command_line import guard
+from provisioning.base.guard import guard
 from provisioning.base.settings import Selection
 from provisioning.environment import resolve
 from provisioning.verbs import store as verb

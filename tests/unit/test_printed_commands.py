@@ -25,10 +25,11 @@ from lab.__main__ import SESSIONS as OF_LABORATORY
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import answer, commands
-from provisioning.base.command_line import Parser, module_of
+from provisioning.base.command_line import module_of
 from provisioning.base.commands import Fix, add_flags, leave_out, quote_command, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.parser import Parser
 from provisioning.base.settings import ROOT, profile_names
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import load_faults, load_fixes

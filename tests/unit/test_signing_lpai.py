@@ -12,8 +12,8 @@ from ci.signing import lpai_libraries
 from ci.signing.elfsigner import Consent, interpreter
 from ci.signing.verb import SIGN_LPAI
 from provisioning import qnn_libraries
-from provisioning.base.command_line import guard
 from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.guard import guard
 from provisioning.environment import Environment, Root
 from provisioning.manifest import load_socs
 from tests.support import chains, hexagon_sdk

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ci.signing import signed_writer, verb
-from provisioning.base.command_line import guard
 from provisioning.base.findings import Outcome, Report
+from provisioning.base.guard import guard
 from tests.support import chains
 from tests.support.skels import Skel
 from tests.support.typed import parsed

@@ -25,6 +25,7 @@ VERBS = [*PROVISIONING.values(), *CI.values(), *LAB.values()]
 
 READERS = (
     "provisioning.base.command_line",
+    "provisioning.base.flags",
     "provisioning.base.selection",
     "ci.suite.options",
     "ci.model_commands.typed_model",

@@ -18,9 +18,9 @@ from ci.one_model.output import Ran
 from ci.suite.runner import call_runner, ready_runner
 from ci.suite.stage import ready_environment
 from ci.work import closed_environment
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.parser import Parser
 from provisioning.base.progress import show_working
 from provisioning.base.rendering import plural
 

@@ -54,10 +54,10 @@ from ci.one_model.model import OneModel
 from ci.suite.findings import verdict
 from ci.suite.stage import ready_environment
 from ci.work import Asker, asking, read, to_json
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.parser import Parser
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 

@@ -11,7 +11,7 @@ from ci.one_model.named_files import require_file
 from ci.one_model.options import THROUGH, THROUGH_HELP, ModelOptions
 from ci.suite.lane_head import COMPILE, RUN
 from ci.suite.options import LANGUAGE_TIMEOUT, OF_MACHINE
-from provisioning.base.command_line import count, duration
+from provisioning.base.flags import count, duration
 from provisioning.base.option_fields import Options, option
 from provisioning.base.settings import MANIFESTS
 

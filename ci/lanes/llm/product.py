@@ -42,9 +42,9 @@ from ci.one_model.product import Product, require_fp16
 from ci.suite.precision import refuse_several, written_name
 from ci.suite.stage import Results, run_cached_step
 from ci.work import Result, available_memory, read, require_done
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import UsageError
+from provisioning.base.parser import Parser
 from provisioning.base.settings import profile_flags
 from provisioning.base.units import seconds, size
 

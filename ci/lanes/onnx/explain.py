@@ -37,8 +37,8 @@ from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
 from ci.suite.stage import run_cached_step
 from ci.work import File, Step, read, require_done
 from provisioning import known_faults
-from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
+from provisioning.base.parser import Parser
 from provisioning.known_faults import SuspectedFault, faults_of
 
 

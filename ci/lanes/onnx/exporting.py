@@ -23,9 +23,9 @@ from ci.one_model.output import (
 from ci.one_model.packages import needs_of_model
 from ci.suite.stage import advice, packages_of_project
 from ci.work import Refused, asking, read, to_json
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.parser import Parser
 from provisioning.base.progress import show_working
 
 

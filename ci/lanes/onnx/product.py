@@ -68,10 +68,10 @@ from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE
 from ci.suite.stage import Results, run_cached_step
 from ci.work import NOTHING, Nothing, Result, Step, asking, read, require_done, to_json
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
+from provisioning.base.parser import Parser
 from provisioning.base.progress import show_working
 from provisioning.base.rendering import plural
 from provisioning.manifest import soc_named

@@ -38,8 +38,8 @@ from ci.suite.accuracy import Pair, least_sqnr_db
 from ci.suite.onnx_runtime import installed_build
 from ci.suite.precision import Precision, precision_named
 from ci.work import Nothing
-from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed
+from provisioning.base.parser import Parser
 from provisioning.build_ids import version_in
 from provisioning.manifest import Soc, soc_named
 

@@ -67,10 +67,10 @@ from ci.work import (
     read,
     sent_request,
 )
-from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Finding
+from provisioning.base.parser import Parser
 from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
 

@@ -1,0 +1,179 @@
+"""The parser of every verb's words explains a mistake: it says which flag or choice was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from provisioning.base import answer, words_of_others
+from provisioning.base.commands import Command, Fix, repeat_flag
+from provisioning.base.errors import (
+    UnknownName,
+    UsageError,
+)
+from provisioning.base.guard import red_error
+from provisioning.base.settings import user_path
+
+DEBUG = "show tracebacks, and what pip, git or a compiler printed when it failed"
+"""The help of --debug."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
+
+    started_in: str = ""
+    _words: Sequence[str] = ()
+
+    @classmethod
+    def user_folder(cls) -> Path:
+        """Return the folder in which the user typed the command."""
+        return Path(cls.started_in or Path.cwd())
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords | {"allow_abbrev": False})
+        self.register("type", Path, self._path)
+        # Also behind the word of a subparser, where people type it.
+        self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
+        # `split_json` has read it before, so that it may stand behind any of a verb's words.
+        self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words. argparse takes a second word that may be left out only directly after the first;
+        here flags may stand between them."""
+        self._words = args or ()
+        positionals = self._get_positional_actions()
+        if len(positionals) > 1 and positionals[-1].nargs == "?":
+            return self.parse_intermixed_args(args, namespace)
+        return super().parse_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if " are required: " in message:
+            message += self._unknown_flags()
+        error = self._explain(message)
+        answer.add_error(error)
+        words = [action.metavar or action.dest for action in self._get_positional_actions()]
+        usage = " ".join(["usage:", self.prog, *map(str, words), "[options]"])
+        self.exit(UsageError.exit_code, red_error(f"error: {message}\n  try: {error.fix}\n{usage}\n"))
+
+    def _explain(self, message: str) -> UsageError:
+        """Say which flag or choice was probably meant."""
+        import re
+
+        unknown = UsageError(message, fix=Fix("{} {}", self.prog, ("--help",)))
+        if message.endswith("required: -o/--output"):
+            return UsageError(message, fix=Fix("add {}", ("-o", "out")))
+        if example := re.search(r"argument (--[\w-]+): expected (\d\w*)\b", message):
+            return UsageError(message, fix=Fix("for example {}", example.groups()))
+        if match := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
+            names = [part.strip(" '") for part in match[2].split(",")]
+            if fix := _explain_choice(match[1], names):
+                return UsageError(message, fix=fix)
+        elif match := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+            if fix := self._explain_flag(match[1]):
+                return UsageError(message, fix=fix)
+            names = [name for name in self._option_string_actions if name not in ("-h", "--help")]
+        elif values := re.search(r"unrecognized arguments: (.+)", message):
+            return UsageError(message, fix=self._explain_values(values[1].split(" ")) or unknown.fix)
+        elif flag := re.search(r"argument (\S+): expected (?:one|at least one) argument", message):
+            return UsageError(message, fix=self._describe_flag(flag[1]) or unknown.fix)
+        elif " are required: " in message and (shown := self._example()):
+            more = Fix("{} {} has more", self.prog, ("--help",))
+            return UsageError(message, fix=Fix("for example {}; {}", shown, more))
+        else:
+            return unknown
+        mistake = UnknownName(message, match[1], names)
+        return mistake if mistake.near else unknown
+
+    def _unknown_flags(self) -> str:
+        """The flags that are not ours, in argparse's words: it names what lacks first, and would keep them
+        to itself."""
+        flags = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
+        unknown = [flag for flag in flags if flag not in self._option_string_actions]
+        return f"; unrecognized arguments: {' '.join(unknown)}" if unknown else ""
+
+    def _example(self) -> str:
+        """The first example of the verb's help."""
+        return next((line.strip() for line in (self.epilog or "").splitlines()[1:]), "")
+
+    def _explain_values(self, words: Sequence[str]) -> Fix | str | None:
+        """Return the fix for words that are nobody's."""
+        if words[0] in words_of_others.FLAGS_OF_VERBS:
+            return self._explain_flag(words[0])
+        if any(word.startswith("-") for word in words):
+            return None
+        flags = {word: words_of_others.flag_of(word, self._option_string_actions) for word in words}
+        if not all(flags.values()):
+            return self._repeated(words) or self._one_a_command(words) or self._leave_out(words)
+        typed: list[str] = []
+        for word in self._words:
+            typed += [flags[word], word] if word in flags else [word]
+        return Fix("name what it is: {}", self._typed(typed))
+
+    def _explain_flag(self, flag: str) -> Fix | str:
+        """Return the fix for a flag that other tools have."""
+        if flag == "--model" and self._takes_model():
+            return Fix("MODEL has no flag: {}", self._typed(word for word in self._words if word != flag))
+        if verb := words_of_others.FLAGS_OF_VERBS.get(flag):
+            return Fix("leave {} out: it is a flag of {}", flag, (verb, "--help"))
+        meant = words_of_others.FLAGS.get(flag, "")
+        return f"did you mean {meant}?" if meant in self._option_string_actions else ""
+
+    def _one_a_command(self, words: Sequence[str]) -> Fix | None:
+        """Return the fix for a second MODEL."""
+        if len(words) > 1 or words[0].startswith("-") or not self._takes_model():
+            return None
+        model = next((word for word in self._words if not word.startswith("-")), "")
+        other = self._typed(words[0] if word == model else word for word in self._words if word != words[0])
+        return Fix("it takes one MODEL: leave the other to a command of its own, {}", other)
+
+    def _describe_flag(self, flag: str) -> str:
+        """Say what belongs behind a flag, as the verb's help says it."""
+        action = self._option_string_actions.get(flag.rpartition("/")[2])
+        if action is None or not action.help:
+            return ""
+        return f"{flag} {action.metavar or action.dest.upper()}: {self._get_formatter()._expand_help(action)}"
+
+    def _leave_out(self, words: Sequence[str]) -> Fix | None:
+        """Return the fix for words behind a verb that takes flags alone."""
+        if self._get_positional_actions():
+            return None
+        return Fix(
+            "leave {} out: it takes flags alone, which {} {} lists", " ".join(words), self.prog, ("--help",)
+        )
+
+    def _takes_model(self) -> bool:
+        return any(action.dest == "model" for action in self._get_positional_actions())
+
+    def _typed(self, words: Iterable[str]) -> Command:
+        return (self.prog.rpartition(" ")[2], *words)
+
+    def _repeated(self, values: Sequence[str]) -> Fix | None:
+        """Yield the flag before each of these values, if they stand behind one that takes several."""
+        if values[0] not in self._words:
+            return None
+        place = self._words.index(values[0])
+        flag = next((word for word in self._words[:place][::-1] if word.startswith("-")), "")
+        action = self._option_string_actions.get(flag)
+        if not isinstance(action, argparse._AppendAction):
+            return None
+        first = self._words.index(flag) + 1
+        return Fix("repeat the flag: {}", repeat_flag(flag, [*self._words[first:place], *values]))
+
+    def _path(self, text: str) -> Path:
+        if not text:
+            # An empty path is the current directory. A user who typed "$UNSET" did not mean that.
+            raise argparse.ArgumentTypeError("expected a path, found nothing")
+        try:
+            return user_path(text, "", self.started_in)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(error.message.strip()) from None
+
+
+def _explain_choice(word: str, names: Collection[str]) -> Fix | str:
+    """Return the fix for a word of other tools, in place of one of these names."""
+    if (meant := words_of_others.CHOICES.get(word)) in names:
+        return f"did you mean {meant}?"
+    verb = words_of_others.VERBS.get(word)
+    return Fix("{}: it is a command of its own", (verb, "--help")) if verb else ""
