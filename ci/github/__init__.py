@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.report.summary import github_annotations
     from provisioning.base.errors import ToolkitError
     from provisioning.base.findings import Finding, Severity
-    from provisioning.base.stage_run import Places, StageRun
+    from provisioning.base.places import Places
+    from provisioning.base.stage_run import StageRun
 
     module = importlib.import_module(f"ci.github.{PARTS[args.part][0]}")
     try:

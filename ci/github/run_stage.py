@@ -23,9 +23,10 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.parser import Parser
+from provisioning.base.places import Places
 from provisioning.base.rendering import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
-from provisioning.base.stage_run import Places, StageRun
+from provisioning.base.stage_run import StageRun
 from provisioning.verbs.env import github
 
 # What GitHub Actions reads after a step

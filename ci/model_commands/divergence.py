@@ -152,7 +152,7 @@ def say_finding(
 ) -> None:
     """Put the operator into the answer and the report."""
     from provisioning.base.findings import Finding, Severity
-    from provisioning.base.stage_run import Places
+    from provisioning.base.places import Places
 
     message = "; ".join(lines[:2])
     place = result.first.line if result.first else None

@@ -24,9 +24,9 @@ from provisioning.base.errors import CheckFailed, ToolkitError, UsageError, exit
 from provisioning.base.findings import Finding
 from provisioning.base.guard import show_error
 from provisioning.base.parser import Parser
+from provisioning.base.places import Places
 from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_SOC
-from provisioning.base.stage_run import Places
 from provisioning.base.units import EXACT_DB, format_decibels, readable
 from provisioning.known_faults import SuspectedFault
 from provisioning.manifest import soc_named

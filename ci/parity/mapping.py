@@ -18,7 +18,7 @@ from pydantic import Field, StringConstraints, model_validator
 from ci.parity.tree import Tree, TreePlace
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.settings import MANIFESTS, ROOT
-from provisioning.base.toml import line_of
+from provisioning.base.toml_lines import line_of
 
 MAPPING = MANIFESTS / "parity.toml"
 

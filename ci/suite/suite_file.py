@@ -17,7 +17,7 @@ from provisioning.base.commands import session
 from provisioning.base.documents import Document, Model, load, parse, read
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
-from provisioning.base.toml import Place
+from provisioning.base.toml_lines import Place
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from provisioning.base import toml
 from provisioning.base.errors import ManifestError
-from provisioning.base.toml import Place
+from provisioning.base.toml_lines import Place, line_of, line_of_error
 
 
 class Model(BaseModel):
@@ -37,7 +37,7 @@ def read(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
         document: Document = toml.loads(text)
     except toml.TOMLDecodeError as error:
-        line = toml.line_of_error(error, text)
+        line = line_of_error(error, text)
         raise ManifestError(path, "(syntax)", expected="TOML", found=str(error), line=line) from error
     except UnicodeDecodeError as error:
         raise ManifestError(path, "(encoding)", expected="UTF-8", found=str(error)) from error
@@ -80,7 +80,7 @@ def _manifest_error(
     for other_key, other_expected, other_found in others:
         found += f"\n  {path}: {other_key}: expected {other_expected}, found {other_found}"
     first = errors[0]
-    line = toml.line_of(place(first["loc"]), path)
+    line = line_of(place(first["loc"]), path)
     fix = f"correct {path}" if others else ""
     if not others and (form := _form_of(first) or _missing_form(first, model)):
         fix = f"write {form} in {path}:{line}" if line else f"write {form} in {path}"

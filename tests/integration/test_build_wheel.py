@@ -158,7 +158,7 @@ def test_an_adaptor_that_cannot_be_imported_is_the_error(
     plan: SourcePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wheel, "_build_wheel", lambda *_: script(tmp_path / "executorch.whl", ""))
-    monkeypatch.setattr(wheel, "lacks", lambda _: ())
+    monkeypatch.setattr(wheel, "find_mistakes", lambda _: ())
     python = script(tmp_path / "python", "echo 'ImportError: undefined symbol' >&2; exit 1")
     plan.dist.mkdir(parents=True, exist_ok=True)
     environments: Any = SimpleNamespace(extended=lambda *_: python)

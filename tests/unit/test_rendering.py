@@ -24,8 +24,9 @@ from ci.suite.options import matcher
 from provisioning.base.commands import session
 from provisioning.base.findings import Artifact, Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
+from provisioning.base.places import Places
 from provisioning.base.rendering import DID_NOT_RUN, alike_in_one, console
-from provisioning.base.stage_run import Places, StageRun
+from provisioning.base.stage_run import StageRun
 from tests.support.program_reports import report_of
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.toml import Place, line_of
+from provisioning.base.toml_lines import Place, line_of
 
 TEXT = """\
 [case.net]

@@ -52,8 +52,8 @@ from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.places import Places
 from provisioning.base.rendering import plural
-from provisioning.base.stage_run import Places
 from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault
 
 

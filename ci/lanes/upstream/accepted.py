@@ -19,7 +19,7 @@ from provisioning.base.documents import Model, parse
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, MANIFESTS
 from provisioning.base.stage_run import StageRun
-from provisioning.base.toml import Place
+from provisioning.base.toml_lines import Place
 
 DIRECTORY = MANIFESTS / "upstream"
 
