@@ -26,14 +26,33 @@ if not (3, 10) <= sys.version_info < (3, 14):
 sys.path.insert(0, str(Path(__file__).parent))
 from lab.__main__ import SESSIONS, environment_of
 from lab.__main__ import VERBS as LABORATORY
-from provisioning.base.command_line import STARTED_BY, STARTED_IN, Verb
+from provisioning.base.command_line import STARTED_BY, STARTED_IN, Verb, unknown_verb
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import BUILDS_TREE
 from provisioning.python_environments import PythonEnvironments, uv_program
 from qnn_ci.command import VERBS, check, program_of
 
-# nox looks for uv, which no session of ours has it use.
-logging.getLogger("nox").addFilter(lambda record: "uv binary not found" not in record.getMessage())
+OF_NOX = {
+    **VERBS,
+    **{name: LABORATORY[name] for name in SESSIONS},
+    "lab": Verb("lab", "measure what manifests/ hold"),
+    "tests": Verb("tests", "run the tests"),
+}
+
+
+def edit_log(record: logging.LogRecord) -> bool:
+    """Say in nox's error about sessions that are not there which ones may be meant. Leave out that it has no
+    uv, which no session of ours has it use."""
+    message = record.getMessage()
+    _, _, names = message.partition("Sessions not found: ")
+    if names:
+        errors = [unknown_verb(name, OF_NOX) for name in names.split(", ")]
+        record.msg = "\n".join([message, *(f"{error.message}\n  try: {error.fix}" for error in errors)])
+        record.args = ()
+    return "uv binary not found" not in message
+
+
+logging.getLogger("nox").addFilter(edit_log)
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["gate"]

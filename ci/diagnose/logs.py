@@ -107,11 +107,19 @@ def diagnose_log(log: Readable, subject: str) -> Diagnosis:
         tuple(_data_types(text)),
         told_by=heard.name if heard else "",
         collect=heard.collect if heard else COLLECT,
-        trouble=tuple(_abbreviate(line) for line in text.trouble.splitlines()[:3]),
+        trouble=tuple(_abbreviate(line) for line in _telling(text.trouble.splitlines())[:3]),
         lines=text.lines,
         harmless=text.harmless,
         later=tuple(explanations[1:]),
     )
+
+
+FRAME = re.compile(rb"Traceback \(most recent|^\s*File \".*\", line \d+, in ")
+
+
+def _telling(trouble: list[bytes]) -> list[bytes]:
+    """Return the lines that say what happened, before those of a traceback that only lead to it."""
+    return sorted(trouble, key=lambda line: FRAME.search(line) is not None)
 
 
 class Hit(NamedTuple):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ci.diagnose.logs import Diagnosis, Explanation, diagnose_log, explain_number, explain_rule
 from ci.diagnose.rules import ERRORS_PAGE, FAULTS_PAGE, RULES_PAGE, page_of, rule_named, rules
+from ci.models.not_models import refuse_no_log
 from provisioning.base import answer
 from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import UsageError, exit_code_of
@@ -104,6 +105,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
             return [Diagnosis(name, (explanation,))]
         if match := OPERATOR.fullmatch(name):
             return [_diagnose_operator(name, *match.groups())]
+    refuse_no_log(path, Path(name))
     try:
         results = [_diagnose_log(subject, log, size) for subject, log, size in logs_of(path, _name_of)]
     except (EOFError, zipfile.BadZipFile, zlib.error) as error:

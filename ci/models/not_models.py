@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -106,14 +107,33 @@ NO_PROGRAMS = {
 }
 """The same of what is typed in place of a compiled program."""
 
+NO_LOGS = {
+    **{ending: kind for ending, kind in KINDS.items() if ending != ".zip"},
+    ".py": Kind(
+        "Python source",
+        "keep what it prints, `python FILE > run.log 2>&1`; then {}",
+        (("diagnose", "run.log"),),
+    ),
+}
+"""The same of what is typed in place of a log."""
+
 CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
 
 
 def refuse_no_program(path: Path, typed: Path) -> None:
     """For commands that take a compiled program: refuse a file that its name shows to be none."""
-    kind = NO_PROGRAMS.get(path.suffix.lower())
+    _refuse(path, typed, "a compiled program", NO_PROGRAMS)
+
+
+def refuse_no_log(path: Path, typed: Path) -> None:
+    """Refuse a file that its name shows to be no log."""
+    _refuse(path, typed, "a log", NO_LOGS)
+
+
+def _refuse(path: Path, typed: Path, expected: str, kinds: Mapping[str, Kind]) -> None:
+    kind = kinds.get(path.suffix.lower())
     if kind and path.is_file():
-        raise UsageError(f"{typed}: expected a compiled program, found {kind.words}", fix=kind.fix_for(typed))
+        raise UsageError(f"{typed}: expected {expected}, found {kind.words}", fix=kind.fix_for(typed))
 
 
 def refusal(text: str, folder: Path) -> UsageError:

@@ -13,7 +13,7 @@ from ci.models.user_model import BadFactory
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.parser import Parser
-from provisioning.base.settings import user_path
+from provisioning.base.settings import refuse_address, user_path
 
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 ARCHIVES = (".whl", ".zip", ".tar.gz")
@@ -22,6 +22,7 @@ RECORD = "run.json"
 
 
 def require_program(path: Path, typed: str) -> None:
+    refuse_address(typed)
     if not path.is_file():
         problem = "it is a folder" if path.is_dir() else "there is no such file"
         fix = Fix(

@@ -98,7 +98,7 @@ def main(
     if name not in verbs:
 
         def refuse() -> int:
-            raise _unknown_verb(name, verbs)
+            raise unknown_verb(name, verbs)
 
         return answering(name, words, place, refuse)
     typed = quoted_session(*session, name, *rest)
@@ -110,7 +110,7 @@ def main(
         Parser.started_in = ""
 
 
-def _unknown_verb(name: str, verbs: Mapping[str, Verb]) -> UsageError:
+def unknown_verb(name: str, verbs: Mapping[str, Verb]) -> UsageError:
     """Name the verbs that begin so, and what each does; without any, the nearest verb."""
     message = f"there is no verb {name!r}"
     begun = [(f"  {verb}", verbs[verb].summary) for verb in sorted(verbs) if verb.startswith(f"{name}_")]

@@ -25,6 +25,8 @@ class Parser(argparse.ArgumentParser):
 
     started_in: str = ""
     _words: Sequence[str] = ()
+    _path_fix: str = ""
+    """What to type in place of a path that was refused."""
 
     @classmethod
     def user_folder(cls) -> Path:
@@ -61,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         """Say which flag or choice was probably meant."""
         import re
 
-        unknown = UsageError(message, fix=Fix("{} {}", self.prog, ("--help",)))
+        unknown = UsageError(message, fix=self._path_fix or Fix("{} {}", self.prog, ("--help",)))
         if message.endswith("required: -o/--output"):
             return UsageError(message, fix=Fix("add {}", ("-o", "out")))
         if example := re.search(r"argument (--[\w-]+): expected (\d\w*)\b", message):
@@ -70,14 +72,17 @@ class Parser(argparse.ArgumentParser):
             names = [part.strip(" '") for part in match[2].split(",")]
             if fix := _explain_choice(match[1], names):
                 return UsageError(message, fix=fix)
-        elif match := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+        elif match := re.search(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w-]*)", message):
             if fix := self._explain_flag(match[1]):
                 return UsageError(message, fix=fix)
-            names = [name for name in self._option_string_actions if name not in ("-h", "--help")]
+            names = [name for name in self._flags() if name not in ("-h", "--help")]
+            unknown = UsageError(message, fix=self._leave_flag_out(match[1]))
         elif values := re.search(r"unrecognized arguments: (.+)", message):
             return UsageError(message, fix=self._explain_values(values[1].split(" ")) or unknown.fix)
         elif flag := re.search(r"argument (\S+): expected (?:one|at least one) argument", message):
             return UsageError(message, fix=self._describe_flag(flag[1]) or unknown.fix)
+        elif "required: MODEL" in message and "--suite" in self._words:
+            return UsageError(message, fix=self._name_model_of_suite())
         elif " are required: " in message and (shown := self._example()):
             more = Fix("{} {} has more", self.prog, ("--help",))
             return UsageError(message, fix=Fix("for example {}; {}", shown, more))
@@ -93,14 +98,41 @@ class Parser(argparse.ArgumentParser):
         unknown = [flag for flag in flags if flag not in self._option_string_actions]
         return f"; unrecognized arguments: {' '.join(unknown)}" if unknown else ""
 
+    def _flags(self) -> list[str]:
+        """The flags of this parser, and of the subparser that was typed."""
+        typed = [part for part in self._parts() if part.prog.rpartition(" ")[2] in self._words]
+        return [flag for parser in (self, *typed) for flag in parser._option_string_actions]
+
+    def _parts(self) -> list[argparse.ArgumentParser]:
+        """The parsers of the words that this verb takes first, such as those of `store`."""
+        actions = self._get_positional_actions()
+        parts = [action.choices for action in actions if isinstance(action, argparse._SubParsersAction)]
+        return [parser for choices in parts for parser in choices.values()]
+
+    def _leave_flag_out(self, flag: str) -> Fix:
+        """Return the fix for a flag that is nobody's; it may be meant for a command that the verb runs."""
+        if any(action.nargs == argparse.REMAINDER for action in self._get_positional_actions()):
+            shell = ("sh",) if flag == "-c" else ()
+            return Fix("type what it runs behind --: {}", self._typed(["--", *shell, *self._words]))
+        for part in self._parts():
+            if flag in part._option_string_actions:
+                return Fix("it is a flag of {}", self._typed([part.prog.rpartition(" ")[2], flag]))
+        return Fix("leave {} out; {} {} lists the flags", flag, self.prog, ("--help",))
+
+    def _name_model_of_suite(self) -> Fix:
+        suite = next((word for word in self._words if word.endswith(".toml")), "models.toml")
+        return Fix(
+            "name the model to add to the suite, {}; or run the models that the suite has: {}",
+            self._typed(["net.py:model", *self._words]),
+            ("gate", "--suite", suite),
+        )
+
     def _example(self) -> str:
         """The first example of the verb's help."""
         return next((line.strip() for line in (self.epilog or "").splitlines()[1:]), "")
 
     def _explain_values(self, words: Sequence[str]) -> Fix | str | None:
         """Return the fix for words that are nobody's."""
-        if words[0] in words_of_others.FLAGS_OF_VERBS:
-            return self._explain_flag(words[0])
         if any(word.startswith("-") for word in words):
             return None
         flags = {word: words_of_others.flag_of(word, self._option_string_actions) for word in words}
@@ -117,6 +149,8 @@ class Parser(argparse.ArgumentParser):
             return Fix("MODEL has no flag: {}", self._typed(word for word in self._words if word != flag))
         if verb := words_of_others.FLAGS_OF_VERBS.get(flag):
             return Fix("leave {} out: it is a flag of {}", flag, (verb, "--help"))
+        if command := words_of_others.COMMANDS_OF_FLAGS.get(flag):
+            return Fix("leave {} out; afterwards type {}", flag, command)
         meant = words_of_others.FLAGS.get(flag, "")
         return f"did you mean {meant}?" if meant in self._option_string_actions else ""
 
@@ -168,6 +202,7 @@ class Parser(argparse.ArgumentParser):
         try:
             return user_path(text, "", self.started_in)
         except UsageError as error:
+            self._path_fix = error.fix
             raise argparse.ArgumentTypeError(error.message.strip()) from None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,10 +73,24 @@ def selection_flags(selection: Selection, soc: str, environ: Mapping[str, str] =
     return ["--soc", soc, *profile_flags(selection.profile, environ), *executorch]
 
 
+ADDRESS = re.compile(r"(?i)[a-z]\w+://")
+"""Matches the beginning of what a browser or curl takes."""
+
+
+def refuse_address(text: str, name: str = "") -> None:
+    """Refuse the address of a file: nothing of ours downloads what a user names."""
+    if ADDRESS.match(text):
+        raise UsageError(
+            f"{name} {text}: expected a path on this machine, found an address".lstrip(),
+            fix=f"download it first: {shlex.join(['curl', '-LO', text])}",
+        )
+
+
 def user_path(text: str | Path, name: str, base: str = "") -> Path:
     """A path as the user wrote it, `~` expanded; a relative one begins in `base`. `name` is for errors."""
     if not str(text):
         raise UsageError(f"{name}: expected a path, found nothing", fix=f"leave {name} out, or set it")
+    refuse_address(str(text), name)
     try:
         return Path(base, Path(text).expanduser())
     except RuntimeError:

@@ -25,6 +25,12 @@ FLAGS_OF_VERBS = {
 }
 """Flags of ours that are typed behind another verb, and a verb that has them."""
 
+COMMANDS_OF_FLAGS = {
+    flag: ("report", "--format", flag.removeprefix("--"), "-o", file)
+    for flag, file in (("--html", "report.html"), ("--junit", "junit.xml"), ("--sarif", "report.sarif"))
+}
+"""Flags of other tools for what a command of ours writes afterwards."""
+
 VERBS = {
     **dict.fromkeys(("bench", "benchmark", "estimate", "latency", "profile"), "forecast"),
     **dict.fromkeys(("convert", "export", "lower"), "compile"),

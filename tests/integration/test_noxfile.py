@@ -105,6 +105,14 @@ def test_what_runs_after_a_build_for_a_device_is_built_of_the_same_tree(tmp_path
     assert done.stdout == "test_lowering 0\nbuild_android 0\ntest_emulator 1\n"
 
 
+@pytest.mark.parametrize(("name", "hint"), [("test_emulater", "test_emulator"), ("doctor", "validate")])
+def test_a_session_that_is_not_there_is_answered_with_the_one_that_may_be_meant(name: str, hint: str) -> None:
+    nox = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", name]
+    done = subprocess.run(nox, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert f"did you mean {hint}" in done.stderr
+
+
 def test_a_relative_path_counts_from_where_nox_was_started(tmp_path: Path) -> None:
     locked_environment(tmp_path, "tools")
     assert printed(tmp_path, "store", "list", "--store", "mine") == f"no trees in {tmp_path / 'mine'}\n"

@@ -54,6 +54,15 @@ def _main(verbs: dict[str, Verb], *argv: str) -> int:
     return main("python -m x", "What it is for.", verbs, argv)
 
 
+def test_a_flag_that_is_meant_for_the_command_in_a_shell_comes_behind_two_dashes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main("qnn-ci", "", PROVISIONING, ["shell", "-c", "echo hi"])
+    assert ended.value.code == 2
+    assert "-- sh -c 'echo hi'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["test", "build"])
 def test_the_beginning_of_several_verbs_shows_what_each_does(
     word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -188,6 +188,22 @@ def test_an_empty_log_is_called_empty(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is empty" in capsys.readouterr().err
 
 
+def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.py").write_text("import torch\n")
+    answers: dict[str | Path, str] = {
+        tmp_path / "net.py": "run.log",
+        "https://example.com/build.log": "curl -LO",
+    }
+    for name, fix in answers.items():
+        assert verb(name) == 2
+        assert fix in capsys.readouterr().err
+
+
+def test_an_unknown_error_of_python_is_shown_by_its_own_line() -> None:
+    frames = 'Traceback (most recent call last):\n  File "net.py", line 3, in odd\n    odd()\n'
+    assert read(f"{frames}OddError: it was odd\n").trouble[0] == "OddError: it was odd"
+
+
 @pytest.mark.parametrize(
     ("text", "speaker"),
     [
