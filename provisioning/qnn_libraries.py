@@ -249,6 +249,8 @@ class Library:
     """The facts of a Windows library, which is no ELF."""
     fix: str = ""
     """What makes it readable, where the rule's fix does not."""
+    is_pipe: bool = False
+    """Whether it is a named pipe, for which every loader waits without end."""
 
     @property
     def name(self) -> str:
@@ -333,7 +335,9 @@ def libraries_in(root: Path, read: Callable[[Path, str], Library] = read) -> lis
 
 def _not_read(path: Path, place: str, error: OSError) -> Library:
     fix = quote_command("chmod", "-R", "u+rX", path) if isinstance(error, PermissionError) else ""
-    return Library(path, place, None, f"cannot be read: {error.strerror or error}", fix=fix)
+    is_pipe = path.is_fifo()
+    words = "it is a named pipe" if is_pipe else error.strerror or error
+    return Library(path, place, None, f"cannot be read: {words}", fix=fix, is_pipe=is_pipe)
 
 
 def _candidates(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path, str]]:

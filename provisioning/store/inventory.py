@@ -235,6 +235,8 @@ def _parents(path: str) -> list[str]:
 def _kind(status: os.stat_result) -> str:
     if stat.S_ISDIR(status.st_mode):
         return "a directory"
+    if stat.S_ISFIFO(status.st_mode):
+        return "a named pipe"
     return (
         "a link" if stat.S_ISLNK(status.st_mode) else "a file" if stat.S_ISREG(status.st_mode) else "a device"
     )

@@ -19,6 +19,8 @@ _NO_DEVICE = 14001
 @rule("compiler-answers", asks_compiler=True)
 def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
+    if context.pipe:
+        raise NotApplicable(f"the compiler would wait without end for {context.pipe}")
     if not context.answers:
         raise NotApplicable("the SDK was provisioned for devices only, so it cannot lower models")
     if hiding_packages(context):

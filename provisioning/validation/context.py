@@ -101,6 +101,11 @@ class Context:
     executorch: Executorch = PROFILES_WHEEL
     """The one that stages run."""
 
+    @property
+    def pipe(self) -> str:
+        """The place of a named pipe among the host's libraries; empty if there is none."""
+        return _pipe_in(self.libraries)
+
     @cached_property
     def readable(self) -> tuple[tuple[Library, Elf], ...]:
         return tuple((library, library.elf) for library in self.libraries if library.elf is not None)
@@ -156,6 +161,7 @@ def gather(
         libraries = libraries_in(sdk.path) if sdk else []
         # An SDK that was provisioned for devices only lowers no models.
         lowers = DEFAULT_TARGET in environments or (sdk and (sdk.path / "lib" / HOST_LIBRARIES).is_dir())
+        asks = asks_compiler and lowers and not _pipe_in(libraries)
         contexts.append(
             Context(
                 profile=profile,
@@ -168,7 +174,7 @@ def gather(
                 damaged_names=_damaged_names(libraries, trees.get(QNN_SDK)),
                 host=_host(variables, profile.packages),
                 loading=loading_of(libraries, variables),
-                answers={soc: ask(soc, variables) for soc in socs if asks_compiler and lowers},
+                answers={soc: ask(soc, variables) for soc in socs if asks},
                 every_target=set(TARGETS) <= set(selection.targets),
                 notes=tuple(
                     dict.fromkeys(note for environment in environments.values() for note in environment.notes)
@@ -254,7 +260,14 @@ def stated_versions(component: str, root: Path) -> dict[str, str]:
     return versions
 
 
-def loading_of(libraries: Iterable[Library], variables: Mapping[str, str]) -> dict[Path, Loading]:
+def _pipe_in(libraries: Iterable[Library]) -> str:
+    pipes = (library.place for library in libraries if library.is_pipe and library.system == "host")
+    return next(pipes, "")
+
+
+def loading_of(libraries: Sequence[Library], variables: Mapping[str, str]) -> dict[Path, Loading]:
+    if _pipe_in(libraries):
+        return {}
     host = {library.path: library.elf for library in libraries if library.elf and library.system == "host"}
     return load_all(host, variables.get("LD_LIBRARY_PATH", ""))
 

@@ -332,6 +332,8 @@ def library_name(context: Context) -> Iterator[Problem]:
 def _loading(context: Context) -> Mapping[Path, Loading]:
     if not any(library.system == "host" for library, _ in _readable(context)):
         raise NotApplicable("there is no library of the host")
+    if context.pipe:
+        raise NotApplicable(f"the loader would wait without end for {context.pipe}")
     if not context.loading:
         raise CouldNotRun(f"{LOADER}, which loads them, is not there")
     return context.loading

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from provisioning.base.commands import ANSWER_SECONDS, interview, version_line
 from provisioning.base.documents import read as read_document
+from provisioning.base.files import open_regular
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.elf import AARCH64
@@ -62,7 +63,8 @@ def _problems(ndk: Path, api: int) -> Iterator[str]:
 
 def _problems_of_toolchain_file(path: Path) -> Iterator[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path) as stream:
+            text = stream.read().decode()
     except (OSError, UnicodeDecodeError):
         text = ""
     if not text.strip():
@@ -150,7 +152,7 @@ def _problems_of_sysroot(ndk: Path, api: int) -> Iterator[str]:
     newest = max((API_OF_LETTER[letter] for letter in letters), default=0)
     if newest > api:
         yield f"{libc.relative_to(ndk)} is of API {newest}: it has symbols that API {api} lacks"
-    for path in folder.glob("crtbegin_*.o"):
+    for path in filter(Path.is_file, folder.glob("crtbegin_*.o")):
         note = ANDROID_NOTE.search(path.read_bytes())
         if note and (level := int.from_bytes(note[1], "little")) != api:
             yield f"{path.relative_to(ndk)} is of API {level}, and lies in the folder of {api}"

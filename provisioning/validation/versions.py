@@ -336,7 +336,7 @@ def _hiding_modules(entry: Path, host: Host, pinned: Set[str]) -> Iterator[str]:
 def _names_in(entry: Path) -> list[str]:
     """The files in a folder, and the first ones in its packages; the files of an archive."""
     try:
-        if zipfile.is_zipfile(entry):
+        if entry.is_file() and zipfile.is_zipfile(entry):
             return zipfile.ZipFile(entry).namelist()
         names = [path.name for path in entry.iterdir() if path.is_file() or path.suffix]
         return names + [path.relative_to(entry).as_posix() for path in entry.glob("*/__init__.py")]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ci.builds.built_files import FIXES
 from provisioning.base.findings import Report
+from provisioning.components import NDK_TOOLCHAIN
 from provisioning.elf import Wrong
 from provisioning.validation import catalogue, libraries
 from provisioning.verbs import validate
 from tests.support.elves import Library
-from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk
+from tests.support.environments import ANDROID, PROFILE, X86, library, write_ndk, write_sdk
 from tests.support.typed import run_here
 
 
@@ -56,3 +58,25 @@ def test_several_targets_and_chips_are_checked_together(sdk: Path, tmp_path: Pat
         "lib/aarch64-android",
         "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so",
     ]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["libQnnSystem.so", "libm.so.6"])
+def test_a_named_pipe_in_the_place_of_a_library_is_named_and_not_waited_for(
+    name: str, sdk: Path, tmp_path: Path
+) -> None:
+    place = sdk / "lib" / X86 / name
+    place.unlink(missing_ok=True)
+    library("libQnnHtp.so", needed=("libm.so.6",)).write(place.with_name("libQnnHtp.so"))
+    os.mkfifo(place)
+    rules = ("elf-readable", "needed-resolved", "symbol-versions", "compiler-answers")
+    assert run(*(word for rule in rules for word in ("--rule", rule))) == 1
+    assert [f.subject for f in report_in(tmp_path).findings] == [f"lib/{X86}/{name}"]
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_in_the_place_of_a_toolchain_file_is_not_waited_for(sdk: Path, tmp_path: Path) -> None:
+    place = tmp_path / "ndk" / NDK_TOOLCHAIN
+    place.unlink()
+    os.mkfifo(place)
+    assert run("--rule", "ndk-usable", "--target", "aarch64-android") == 1
