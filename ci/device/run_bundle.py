@@ -56,7 +56,9 @@ class DeviceRun:
     into: Path
 
 
-def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) -> None:
+def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) -> Path | None:
+    """Push a bundle and run it. Returns the folder with its outputs and logs; None if it did not run to its
+    end."""
     job = _job(options, selection)
     stage.target = job.bundle.target
     job.into.mkdir(parents=True, exist_ok=True)
@@ -65,10 +67,12 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
         if finding := wrong_chip(device, job.bundle.soc):
             stage.findings.append(finding)
             if finding.severity is Severity.ERROR:
-                return
+                return None
         _push(device, job, options.inputs, stage)
-        if not options.push_only:
-            _run(device, job, stage, wrapper=options.wrap, seconds=options.timeout)
+        if options.push_only:
+            return None
+        code = _run(device, job, stage, wrapper=options.wrap, seconds=options.timeout)
+    return None if code else job.into
 
 
 def wrong_chip(device: Device, soc_name: str) -> Finding | None:
@@ -140,7 +144,8 @@ def _push(device: Device, job: DeviceRun, inputs: Path | None, stage: StageRun) 
         stage.metrics |= {"device": device.name, **session.push(device, job.where, files)}
 
 
-def _run(device: Device, job: DeviceRun, stage: StageRun, *, wrapper: str, seconds: float) -> None:
+def _run(device: Device, job: DeviceRun, stage: StageRun, *, wrapper: str, seconds: float) -> int:
+    """Run the bundle and fetch its outputs. Returns the exit code; 1 if it did not end in time."""
     try:
         ran = session.run(device, job.where, job.flags, wrapper=wrapper, seconds=seconds)
     except transport.Lost as lost:
@@ -153,6 +158,7 @@ def _run(device: Device, job: DeviceRun, stage: StageRun, *, wrapper: str, secon
     stage.metrics["outputs"] = len(outputs)
     if ran.code != 0:
         report_failure(ran, device, job.into, stage, seconds)
+    return 1 if ran.code is None else ran.code
 
 
 def _device(options: DeviceOptions, bundle: Bundle) -> Device:

@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from provisioning.base.commands import Fix
+from provisioning.base.errors import UsageError
 from provisioning.base.flags import add_purpose, add_timeout, add_valued, repeatable, switch
 from provisioning.base.selection import add_selection, selection_of
+
+if TYPE_CHECKING:
+    from provisioning.base.findings import Report
 
 EXAMPLES = """\
   nox -s run_device
   nox -s run_device -- --serial 1a2b3c4d --inputs input_list.txt
   nox -s run_device -- dist/bundles/aarch64-linux-QCS9100 --ssh root@board --inputs input_list.txt
   nox -s run_device -- BUNDLE --serial 1a2b3c4d --model resnet.pte --runner-arg=--iteration=10
+  nox -s run_device -- out/net-SM8750-16a8w.pte --on folder --outputs from-the-phone
+  nox -s run_device -- out/net-SM8750-16a8w.pte --on adb --serial 1a2b3c4d
 """
+
+FOLDER, ADB, SSH = WAYS = ("folder", "adb", "ssh")
+"""The values of --on."""
+ENVIRONMENTS = {".pte": "executorch", ".onnx": "onnx"}
+"""Maps the end of a program's name to the locked Python that judges it."""
+
+
+def environment_of(args: argparse.Namespace, default: str) -> str:
+    """Return the locked Python that the verb runs in. Judging needs numpy, which pushing a bundle does
+    not."""
+    return ENVIRONMENTS[args.what.suffix] if is_program(args) else default
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument(
-        "bundle",
+        "what",
         nargs="?",
         type=Path,
-        metavar="BUNDLE",
-        help="a folder that `bundle` wrote [the only one in dist/bundles]",
+        metavar="BUNDLE|PROGRAM",
+        help="a folder that `bundle` wrote [the only one in dist/bundles]; or a program that `compile"
+        " --keep-samples` wrote: its outputs are then compared with float and with the emulator",
     )
     way = parser.add_argument_group("the device")
+    way.add_argument(
+        "--on", choices=WAYS, help="where PROGRAM runs; folder: it ran elsewhere [adb; ssh with --ssh]"
+    )
+    add_valued(way, "--outputs", "DIR", "the outputs that PROGRAM gave elsewhere, for --on folder", type=Path)
+    add_valued(way, "--bundle", "DIR", "the bundle that has PROGRAM [the only one for its chip]", type=Path)
     add_valued(way, "--serial", "S", "a device that adb lists [the only one]")
     add_valued(way, "--ssh", "USER@HOST", "a Linux device, as ssh knows it")
     add_valued(way, "--device-dir", "DIR", "the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]")
@@ -41,12 +67,49 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def is_program(args: argparse.Namespace) -> bool:
+    """Whether the words name a program and no bundle."""
+    return args.what is not None and args.what.suffix in ENVIRONMENTS
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse flags that contradict each other."""
+    if not is_program(args):
+        for name in ("on", "outputs", "bundle"):
+            if getattr(args, name):
+                judges = ("run_device", "PROGRAM.pte", "--on", FOLDER, "--outputs", "DIR")
+                raise UsageError(
+                    f"--{name} is for a program, and {args.what or 'none'} is named",
+                    fix=Fix("name the program: {}", judges),
+                )
+        return
+    if (args.on == FOLDER) != bool(args.outputs):
+        message = "--on folder and --outputs DIR belong together"
+        raise UsageError(message, fix="give both, or neither to run the program on a device")
+    if (args.on == SSH) > bool(args.ssh) or (args.on == ADB and args.ssh):
+        message = f"--on {args.on} and {'--ssh' if args.ssh else 'no --ssh'} contradict each other"
+        raise UsageError(message, fix="--ssh USER@HOST alone names a Linux device")
+    if args.inputs or args.push_only:
+        flag = "--inputs" if args.inputs else "--push-only"
+        raise UsageError(
+            f"{flag}: a program is judged with its own samples",
+            fix=Fix("leave it out, or name the bundle: {}", ("run_device", "BUNDLE")),
+        )
+
+
 def run(args: argparse.Namespace) -> int:
+    from ci.device.judge_program import JudgeOptions, judge_program
     from ci.device.run_bundle import DeviceOptions, run_bundle
+    from provisioning.base import rendering
     from provisioning.base.stage_run import StageRun
 
+    def show(report: Report) -> None:
+        figures = {name: value for name, value in report.metrics.items() if name != "programs"}
+        rendering.show(replace(report, metrics=figures))
+
+    check(args)
     options = DeviceOptions(
-        bundle=args.bundle,
+        bundle=args.bundle or (None if is_program(args) else args.what),
         serial=args.serial,
         ssh=args.ssh,
         device_dir=args.device_dir,
@@ -61,8 +124,12 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     stage = StageRun("run_device", selection.profile, selection.target)
     with stage.reported(selection.reports, "device", options.ssh or options.serial or ""):
-        run_bundle(options, selection, stage)
-    return stage.close(selection.reports)
+        if is_program(args):
+            way = args.on or (SSH if args.ssh else ADB)
+            judge_program(JudgeOptions(args.what, way, args.outputs, options), selection, stage)
+        else:
+            run_bundle(options, selection, stage)
+    return stage.close(selection.reports, show=show)
 
 
 class BundleVerb:

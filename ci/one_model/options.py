@@ -171,6 +171,14 @@ class ModelOptions(WorkFlags):
         unprinted="a program that we advise is to be run",
         decides_nothing="it chooses whether a program is run once it is compiled",
     )
+    keep_samples: bool = option(
+        False,
+        "--keep-samples",
+        "also write what a device is judged with: samples, and the outputs of float and of the emulator",
+        verbs=(COMPILE,),
+        unprinted=OF_PLACE,
+        decides_nothing=SHOWS,
+    )
     search: bool = option(
         True,
         "--no-search",

@@ -46,11 +46,11 @@ def read_pairs(
     indices are compared as numbers."""
     for number, tensors in enumerate(inferences):
         for index, tensor in enumerate(tensors):
-            path = outputs / f"output_{number}_{index}.raw"
-            truth, found = _load(folder / tensor.file, tensor), _load(path, tensor)
+            path = outputs / output_file(number, index)
+            truth, found = load_tensor(folder / tensor.file, tensor), load_tensor(path, tensor)
             choice = tensor.choice
             if choices and choice:
-                values = _load(folder / choice.file, choice)
+                values = load_tensor(folder / choice.file, choice)
                 yield pair_of_choice(
                     path.name, truth, found, index, values, dim=choice.dim, noise=choice.noise
                 )
@@ -58,7 +58,12 @@ def read_pairs(
                 yield Pair(path.name, truth, found, index)
 
 
-def _load(path: Path, tensor: TensorFile | ChosenAmong) -> Array:
+def output_file(number: int, index: int) -> str:
+    """Return the name that runners give to the file of an output of an inference."""
+    return f"output_{number}_{index}.raw"
+
+
+def load_tensor(path: Path, tensor: TensorFile | ChosenAmong) -> Array:
     import numpy
 
     if not path.is_file():

@@ -28,6 +28,7 @@ STAGES = [stage.removeprefix("test_") for stage in lanes_by_stage()]
 AT_RUN_TIME = {
     *(f"build-{what}" for what in FIXES),
     *(f"emulator-{rule}" for rule in UNUSABLE),
+    *(f"device-{rule}" for rule in (*UNUSABLE, "extra")),
     *(f"lowering-{kind}" for kind in (*findings.FIXES, "crash", "export", "quantize", "compile")),
     *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused", UNFORESEEN)),
     *(f"{stage}-{kind}" for stage in STAGES for kind in ("crash", "timeout")),

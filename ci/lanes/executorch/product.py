@@ -21,6 +21,7 @@ from ci.lanes.executorch.findings import (
     suspected_of,
     suspected_on_cpu,
 )
+from ci.lanes.executorch.judged import samples_of
 from ci.lanes.executorch.orders import (
     ChipProgram,
     EmulatorRun,
@@ -44,6 +45,7 @@ from ci.one_model.product import Outcome, Product
 from ci.operators import CpuOperator
 from ci.suite.figures import against_in_words, describe_figures
 from ci.suite.findings import BEYOND_FIX, AccuracyOfModel, Evidence, verdict_of_one_model
+from ci.suite.judged_samples import SUFFIX, write_samples
 from ci.suite.precision import refuse_floats
 from ci.suite.tensor_files import Inferences
 from ci.work import Result, to_json
@@ -72,10 +74,12 @@ def product_of(
     accuracy = _accuracy_of(model, plan, program, facts, emulation, has_suspects=bool(suspects))
     stem = stem_of(model, program)
     warnings = [*notes_of(facts), *accuracy.warnings]
+    record = _record_of(stem, plan, program, compiled, emulation)
     return Product(
-        files=_files_of(
-            stem, compiled.folder / PROGRAM, _record_of(stem, plan, program, compiled, emulation)
-        ),
+        files={
+            **_files_of(stem, compiled.folder / PROGRAM, record),
+            **_kept_samples(stem, plan, program, compiled, run),
+        },
         words=[_verdict_line(program, facts, emulation), *describe_cpu_operators(facts)],
         more=_further_words(plan, facts, emulation),
         warnings=warnings,
@@ -152,6 +156,20 @@ def _record_of(
         "samples_db": emulation.each_db,
         "costs": costs_of(compiled),
     }
+
+
+def _kept_samples(
+    stem: str, plan: ExecutorchPlan, program: ExecutorchProgram, compiled: Result, run: Result | None
+) -> dict[str, Path | str]:
+    """Write the samples that a device is judged with, if the user wants them and the program ran."""
+    if not plan.keeps_outputs or run is None:
+        return {}
+    assert compiled.folder is not None and run.folder is not None
+    path = run.folder / f"{stem}{SUFFIX}"
+    write_samples(
+        path, samples_of(program, compiled_in(compiled), compiled.folder, run.folder, plan.build_id)
+    )
+    return {path.name: path}
 
 
 def _further_words(plan: ExecutorchPlan, facts: ChipProgram, emulation: EmulatorRun) -> list[str]:

@@ -186,7 +186,7 @@ def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
             record = ran_in(result)
             result = replace(result, record=replace(record, figures={**record.figures, **score.figures}))
         wrong = findings_of(program, result, compiled_in(build))
-        folder = result.folder if wrong else None
+        folder = result.folder if wrong or plan.keeps_outputs else None
         if folder:
             shutil.copytree(folder, evidence)
             for path in folder_of(compiled, program).glob("*.raw"):

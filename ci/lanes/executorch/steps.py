@@ -110,6 +110,8 @@ class ExecutorchPlan(Plan):
     executorch: Executorch = PROFILES_WHEEL
     runner: Runner | None = None
     """Runs programs; if it is None, nothing runs."""
+    keeps_outputs: bool = False
+    """Whether the outputs of right programs are kept beside the logs, too."""
     run_logs: Path | None = None
     """The logs of runs are in this folder, if they are not beside those of compiles."""
 

@@ -104,7 +104,7 @@ def plan_to_compile(model: OneModel, programs: Sequence[ExecutorchProgram]) -> E
     except EnvironmentLacking as error:
         fix = Fix("{}; or add {}, to write the program without running it", error.fix, NOT_RUN)
         raise EnvironmentLacking(error.message, fix=fix) from error
-    return replace(plan, runner=runner)
+    return replace(plan, runner=runner, keeps_outputs=model.options.keep_samples)
 
 
 def plan_of_model(model: OneModel, name: str, programs: Sequence[ExecutorchProgram]) -> ExecutorchPlan:

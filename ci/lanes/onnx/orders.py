@@ -40,6 +40,8 @@ class CompileOptions:
     embed: bool = False
     """Whether the context is inside its .onnx instead of beside it."""
     keeps_outputs: bool = False
+    keeps_samples: bool = False
+    """Whether the result has a file of all that a device is judged with."""
 
 
 @dataclass(frozen=True, slots=True)

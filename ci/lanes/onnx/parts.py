@@ -18,7 +18,7 @@ from ci.artifacts.records import record_path
 from ci.explain.losses import BeyondHalf, ScoreRequest, Scores, scores_of
 from ci.explain.onnx_graph import NO_PLACE, name_of
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.comparison import Comparison, ModelOutputs, comparison_of
+from ci.lanes.onnx.comparison import Comparison, comparison_of
 from ci.lanes.onnx.model_file import (
     ContextRecord,
     OnnxContext,
@@ -41,14 +41,16 @@ from ci.lanes.onnx.orders import (
     Mixed,
     QuantizedModel,
 )
-from ci.lanes.onnx.samples import EXPECTED, OUTPUTS, REFERENCE, ModelFiles
+from ci.lanes.onnx.samples import EXPECTED, JUDGED, OUTPUTS, REFERENCE, ModelFiles
 from ci.lanes.onnx.searches import beyond_half, graph_of, places_of, target_of
 from ci.lanes.onnx.suite import OnnxOrder, calibrating
 from ci.models.inputs import save
 from ci.models.wheels import locate_file
 from ci.one_model.forecast import QnnEstimates
 from ci.operators import CpuOperator
+from ci.suite.judged_samples import JudgedSamples, SampleFacts, digest_of_files, write_samples
 from ci.suite.limits import FLOAT_KIND
+from ci.suite.model_outputs import ModelOutputs
 from ci.suite.onnx_runtime import fold_constants, installed_build, run_on_cpu
 from ci.suite.precision import Precision, precision_named
 from ci.work import Nothing, to_json
@@ -130,6 +132,22 @@ def compile_context(order: OnnxOrder, files: ModelFiles, options: CompileOptions
             if file.is_file():
                 shutil.copyfile(file, order.into / file.name)
         save(order.into / OUTPUTS, outputs)
+    if options.keeps_samples and comparison.exact.by_sample:
+        facts = SampleFacts(
+            program=digest_of_files(context_files),
+            soc=order.soc,
+            build_id=record.build_id,
+            kind=order.run.kind,
+            non_finite=order.case.non_finite,
+        )
+        judged = JudgedSamples(
+            facts=facts,
+            inputs=samples,
+            exact=comparison.exact,
+            reference=comparison.reference,
+            emulated=outputs,
+        )
+        write_samples(order.into / JUDGED, judged)
 
     def beyond() -> tuple[BeyondHalf, ...]:
         return beyond_half(files.source, samples) if precision.name == FLOAT_KIND else ()

@@ -43,6 +43,7 @@ from ci.lanes.onnx.orders import (
     TakenModel,
     facts_in,
 )
+from ci.lanes.onnx.samples import JUDGED
 from ci.lanes.onnx.stage import (
     COMPILED,
     WORKER,
@@ -63,6 +64,7 @@ from ci.one_model.packages import needs_of_model
 from ci.one_model.product import Outcome, Product, require_fp16
 from ci.suite.figures import against_in_words, describe_figures
 from ci.suite.findings import Evidence, not_in_fp16, verdict_of_one_model
+from ci.suite.judged_samples import SUFFIX
 from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE
@@ -206,6 +208,7 @@ def compiling_one(plan: OnnxPlan, model: OneModel) -> Step[OnnxProgram]:
             stem=_stem(plan, model, program),
             embed=model.own(OnnxOptions).embed,
             keeps_outputs=program.case.metric is not None,
+            keeps_samples=model.options.keep_samples,
         )
 
     drawn = Preparing(drawn=True, compares=model.options.is_verified)
@@ -299,8 +302,10 @@ def product_of(
         warnings += [not_in_fp16(program.soc)]
     size = sum(path.stat().st_size for path in files)
     outcome = outcome_of(context, size)
+    samples = result.folder / JUDGED
+    stem = _stem(plan, model, program)
     return Product(
-        {path.name: path for path in files},
+        {path.name: path for path in files} | ({stem + SUFFIX: samples} if samples.is_file() else {}),
         words,
         more,
         warnings,

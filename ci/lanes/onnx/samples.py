@@ -20,6 +20,7 @@ from ci.models.inputs import (
     shares_of,
 )
 from ci.models.user_model import DOTTED, search_first, where_paths_begin
+from ci.suite.judged_samples import SUFFIX
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ SAMPLES, CALIBRATION = "samples.npz", "calibration.npz"
 EXPECTED, REFERENCE = "expected.npz", "reference.npz"
 OUTPUTS = "outputs.npz"
 """A result keeps this file if a metric is computed of it: what the program gave for its samples."""
+JUDGED = f"judged{SUFFIX}"
+"""A result has this file if a device is to be judged."""
 MOST = 1000
 """At most this many samples are taken from a factory, which may never end."""
 

@@ -18,7 +18,7 @@ from ci.explain.divergence import DivergenceLimits, DivergenceResult, keep_parti
 from ci.explain.losses import ScoreRequest
 from ci.explain.operator_script import ScriptRequest
 from ci.lanes.onnx import parts, preparation, provider, searches
-from ci.lanes.onnx.comparison import Comparison, ModelOutputs
+from ci.lanes.onnx.comparison import Comparison
 from ci.lanes.onnx.model_file import (
     NotCompilable,
     digest_without_metadata,
@@ -60,6 +60,7 @@ from ci.models.user_model import BadFactory
 from ci.models.wheels import locate_file
 from ci.suite import onnx_runtime
 from ci.suite.accuracy import Unusable
+from ci.suite.model_outputs import ModelOutputs
 from ci.suite.task_metric import MetricFigures, MetricRequest, error_of_metric
 from ci.work import (
     UNFORESEEN,
