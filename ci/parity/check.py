@@ -47,6 +47,7 @@ class Checked:
 def check(tree: Tree, mapping: Mapping, file: Path, cmake: MappingOf[str, Side] | None = None) -> Checked:
     """Check everything. `file` is the mapping's; `cmake` has CMake's sides, if its files were evaluated
     already."""
+    mapping = mapping.fitted(tree)
     with ThreadPoolExecutor(1) as thread:
         # CMake's processes run while Buck's files are evaluated here.
         future = None if cmake else thread.submit(cmake_sides, tree, mapping)
@@ -65,6 +66,7 @@ def check(tree: Tree, mapping: Mapping, file: Path, cmake: MappingOf[str, Side] 
 
 
 def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
+    mapping = mapping.fitted(tree)
     path, names = mapping.cmake.lists, [variant.name for variant in mapping.variants]
     dependencies = {name for entry in mapping.dependencies for name in entry.cmake}
     projects = [
@@ -74,6 +76,7 @@ def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
             variables={**mapping.cmake.variables, **variant.cmake},
             ignored=mapping.cmake.ignored_commands,
             outside=mapping.cmake.outside,
+            shared=frozenset(mapping.cmake.shared),
             targets=frozenset({*dependencies, *mapping.cmake.targets, *variant.targets}),
             lists=buck.lists(tree, path) if path in tree.files else {},
         )

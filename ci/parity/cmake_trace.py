@@ -107,6 +107,8 @@ class ConfigureInput:
     outside: tuple[str, ...] = ()
     targets: frozenset[str] = frozenset()
     """Targets that other projects define."""
+    shared: frozenset[str] = frozenset()
+    """The targets of these that are shared libraries."""
     lists: Mapping[str, str] = field(default_factory=dict)
     """What a command that prints one of the tree's Starlark lists would print, by the list's name."""
     seconds: float = MOST_SECONDS
@@ -274,7 +276,8 @@ def _settings(
         yield f"set({name} {_bracket(value)})"
     for name in sorted(project.targets - declared):
         if re.fullmatch(r"[\w.+:-]+", name):
-            yield f"add_library({name} INTERFACE IMPORTED GLOBAL)"
+            kind = "SHARED" if name in project.shared else "INTERFACE"
+            yield f"add_library({name} {kind} IMPORTED GLOBAL)"
     for name in project.ignored:
         yield f"function({name})\nendfunction()"
     yield f"list(PREPEND CMAKE_MODULE_PATH {_bracket((work / 'modules').as_posix())})"

@@ -3,6 +3,7 @@ differences that it does not explain, each once, with the entries that nothing n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
@@ -112,6 +113,8 @@ class CMake(Model):
     """A Starlark file of lists, which CMake's files print by `';'.join(NAME)`."""
     targets: tuple[str, ...] = ()
     """Targets of other projects that the files use on every platform."""
+    shared: tuple[str, ...] = ()
+    """Targets of other projects that are shared libraries: some functions take no others."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Variables that are set for every variant: values from a project above, a toolchain file or CMake
     itself."""
@@ -133,6 +136,12 @@ class Variant(Model):
     """Buck's constraints that are true; a branch for one that no variant names is reported."""
     platform: str | None = None
     """The variant's name in Buck's `platforms`; libraries that name only others are not built for it."""
+    named_by: str | None = None
+    """What the CMake files of the checked folders say of it: a tree that does not is not built for it."""
+
+    def is_of(self, texts: Iterable[str]) -> bool:
+        """Whether a tree with these CMake files is built for this variant."""
+        return self.named_by is None or any(re.search(self.named_by, text) for text in texts)
 
 
 class MappedPair(Model):
@@ -148,6 +157,11 @@ class MappedPair(Model):
     def node(self) -> str:
         """What the pair is as a dependency of others: one thing with those that it is like."""
         return f"pair {self.like or self.name}"
+
+    def within(self, variants: set[str]) -> MappedPair:
+        """The pair on those of its variants that there are."""
+        names = tuple(name for name in self.variants if name in variants)
+        return self.model_copy(update={"variants": names})
 
     @model_validator(mode="after")
     def _has_targets(self) -> MappedPair:
@@ -266,6 +280,17 @@ class Mapping(Model):
         entries: tuple[MappedPair | Alone | Dependency, ...] = (*self.pairs, *self.alone, *self.dependencies)
         return {name for entry in entries for name in (*entry.buck, *entry.cmake)}
 
+    def fitted(self, tree: Tree) -> Mapping:
+        """Return this mapping with the variants that the tree's own CMake files define, and no others."""
+        root = self.scope.root
+        paths = [path for path in tree.under(root) if path.endswith((".cmake", "CMakeLists.txt"))]
+        texts = [re.sub("#.*", "", tree.read(path)) for path in paths]
+        variants = tuple(variant for variant in self.variants if variant.is_of(texts))
+        names = {variant.name for variant in variants}
+        pairs = tuple(pair.within(names) for pair in self.pairs)
+        deliberate = tuple(row for row in self.deliberate if not row.variants or names & {*row.variants})
+        return self.model_copy(update={"variants": variants, "pairs": pairs, "deliberate": deliberate})
+
     def resolved(self, libraries: Iterable[str]) -> tuple[MappedPair, ...]:
         """The pairs with patterns replaced by the libraries that they stand for."""
         free = sorted(set(libraries) - self.names)
@@ -380,6 +405,9 @@ class Findings:
     def place(self, table: str, position: int) -> TreePlace:
         """Return the line of an entry of the mapping, which is an item of `[[table]]`."""
         return TreePlace(self.name, line_of((table, position), self.file) or 1)
+
+    def place_of_pair(self, pair: MappedPair) -> TreePlace:
+        return self.place("pairs", [entry.name for entry in self.mapping.pairs].index(pair.name))
 
     def node_of(self, name: str) -> str | None:
         """Return the `[[dependencies]]` that names it, or has a pattern for it."""

@@ -66,15 +66,38 @@ def compare(findings: Findings, variant: Variant, bucks: Sequence[Side], cmake: 
     if cmake.stopped or any(buck.failed for buck in bucks):
         findings.incomplete = True
     declared = {label for buck in bucks for label in buck.libraries}
+    absent = _absent_labels(findings.mapping.pairs, bucks, cmake)
     for buck in bucks:
-        _Comparison(findings, variant, buck, cmake, declared).compare()
+        _Comparison(findings, variant, buck, cmake, declared, absent).compare()
+
+
+def _absent_labels(pairs: Sequence[MappedPair], bucks: Sequence[Side], cmake: Side) -> set[str]:
+    """Return the labels of pairs that Buck has nothing of in this tree: it declares none of their labels,
+    names none, and compiles none of the sources that CMake has for them."""
+    libraries = [library for buck in bucks for library in buck.libraries.values()]
+    compiled = {item.name for library in libraries for item in library.compiled}
+    known = {library.name for library in libraries} | {item.name for buck in bucks for item in buck.labels}
+    absent: set[str] = set()
+    for pair in pairs:
+        targets = [cmake.libraries[name] for name in pair.cmake if name in cmake.libraries]
+        sources = {item.name for target in targets for item in target.compiled}
+        if known.isdisjoint(pair.buck) and compiled.isdisjoint(sources):
+            absent |= {*pair.buck}
+    return absent
 
 
 class _Comparison:
-    """One of Buck's builders and CMake; `declared` has what any of the builders declares."""
+    """One of Buck's builders and CMake. `declared` has what any of the builders declares, `absent` the labels
+    of pairs that Buck has nothing of."""
 
     def __init__(
-        self, findings: Findings, variant: Variant, buck: Side, cmake: Side, declared: set[str]
+        self,
+        findings: Findings,
+        variant: Variant,
+        buck: Side,
+        cmake: Side,
+        declared: set[str],
+        absent: set[str],
     ) -> None:
         self.findings, self.variant, self.buck, self.cmake = findings, variant, buck, cmake
         self.mapping, self.scope = findings.mapping, findings.mapping.scope
@@ -90,8 +113,24 @@ class _Comparison:
         self.pairs = [
             pair
             for pair in self.resolved
-            if variant.name in pair.variants and of_others.isdisjoint(pair.buck)
+            if variant.name in pair.variants
+            and of_others.isdisjoint(pair.buck)
+            and self._has(pair, declared)
+            and self._is_in_buck(pair, absent)
         ]
+
+    def _has(self, pair: MappedPair, declared: set[str]) -> bool:
+        """Whether either build declares anything of a pair. Upstream may have made or removed it."""
+        return not (declared.isdisjoint(pair.buck) and self.cmake.libraries.keys().isdisjoint(pair.cmake))
+
+    def _is_in_buck(self, pair: MappedPair, absent: set[str]) -> bool:
+        """Whether Buck has all parts of a pair; if not, a note says that it is not compared."""
+        gaps = [name for name in pair.buck if name in absent]
+        if gaps:
+            self.findings.incomplete = True
+            place = self.findings.place_of_pair(pair)
+            self.report("parity-target-missing", place, gaps[0], pair.name, case="absent", note=True)
+        return not gaps
 
     def compare(self) -> None:
         if not self.cmake.stopped:
@@ -148,10 +187,8 @@ class _Comparison:
         return [(name, build) for build, names, side in sides for name in names if name not in side.libraries]
 
     def _targets_exist(self, pair: MappedPair) -> None:
-        rule = "parity-target-missing"
-        position = [entry.name for entry in self.mapping.pairs].index(pair.name)
+        rule, place = "parity-target-missing", self.findings.place_of_pair(pair)
         for name, build in self._missing_targets(pair):
-            place = self.findings.place("pairs", position)
             self.report(rule, place, name, pair.name, {"build": build})
 
     def _unmapped(self) -> None:

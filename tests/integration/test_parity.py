@@ -103,12 +103,34 @@ def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
     assert all(lines[finding.place.line] == f'name = "{finding.where}"' for finding in found)
 
 
+def test_a_tree_from_before_direct_mode_is_not_compared_for_it() -> None:
+    direct_mode = f"{BACKENDS}/direct_mode/"
+    files = {
+        path: text.replace("Hexagon", "Other") if path.endswith("CMakeLists.txt") else text
+        for path, text in miniature_tree.files().items()
+        if not path.startswith(direct_mode)
+    }
+    found = checked(files)
+    assert "hexagon" not in found.cmake
+    assert found.differences == ()
+
+
+def test_a_runner_that_a_tree_builds_by_cmake_alone_is_a_note() -> None:
+    files = miniature_tree.files()
+    for name in ("BUCK", "targets.bzl"):
+        del files[f"{WHISPER}/{name}"]
+    found = checked(files)
+    assert found.differences == ()
+    assert [(note.rule, note.where) for note in found.notes] == [("parity-target-missing", "whisper-runner")]
+
+
 ARCHIVE_CMAKE = f"{ANDROID}/CMakeLists.txt"
 WINDOWS = f"{QUALCOMM}/runtime/pal/src/windows"
 
 
 NAMESPACE = '        header_namespace = "pal",\n'
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
+UNSHARED = "$<$<NOT:$<BOOL:${EXECUTORCH_BUILD_SHARED}>>"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
 HEADERS = "            ),\n            exported_headers = glob(\n                [\n"
 HEAVY = "//executorch/kernels/quantized:aot_lib"
@@ -133,7 +155,10 @@ EDITS: Edits = {
         "target_sources(qnn_device PRIVATE QnnProfiler.cpp)\n"
         "target_sources(qnn_graph PRIVATE Gone.cpp)\n",
     },
-    RUNTIME_CMAKE: {f"PRIVATE {HERE}/Utils.cpp": f"PRIVATE $<$<PLATFORM_ID:Android>:{HERE}/Utils.cpp>"},
+    RUNTIME_CMAKE: {
+        f"PRIVATE {HERE}/Utils.cpp": f"PRIVATE $<$<PLATFORM_ID:Android>:{HERE}/Utils.cpp>",
+        f"PRIVATE {HERE}/Logging.cpp": f"PRIVATE {UNSHARED}:{HERE}/Logging.cpp>",
+    },
     WRAPPERS_CMAKE: {f"PRIVATE {HERE}/OpWrapper.cpp": f"PUBLIC {HERE}/OpWrapper.cpp PRIVATE"},
     SCHEMA_CMAKE: {"--scoped-enums": "--scoped-enums --gen-object-api"},
     f"{LLAMA}/CMakeLists.txt": {f"    {HERE}/runner/kv_manager.cpp\n": ""},
@@ -179,6 +204,7 @@ DRIFTS = [
     ("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/kv_manager.cpp"),
     ("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/decoder_runner.cpp"),
     ("parity-missing-in-cmake", RUNTIME_BUCK, '"*.cpp"'),
+    ("parity-missing-in-cmake", RUNTIME_BUCK, '"Logging.cpp"'),
     ("parity-missing-in-cmake", RUNTIME_BUCK, "new/Other.cpp"),
     ("parity-unknown-file", f"{EXAMPLES}/direct_executor_runner/new.cpp", "new"),
     ("parity-unknown-file", f"{QUALCOMM}/aot/__init__.py", ""),
