@@ -20,7 +20,6 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
-from ci.device import verb as run_device  # noqa: E402
 from ci.lanes.registry import lanes_by_stage  # noqa: E402
 from ci.model_commands.typed_model import check_model, lane_of  # noqa: E402
 from ci.suite import options  # noqa: E402
@@ -89,10 +88,11 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
     if verb in ONE_MODEL:
         return "ci", lane_of(command_line.arguments_of(CI[verb], arguments), verb, folder).environment
-    if verb == "run_device":
-        args = command_line.arguments_of(CI[verb], arguments)
-        return "ci", run_device.environment_of(args, CI[verb].environment)
     package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)
+    module = command_line.module_of(table[verb])
+    if isinstance(module, command_line.ChoosesEnvironment):
+        args = command_line.arguments_of(table[verb], arguments)
+        return package, module.environment_of(args, table[verb].environment)
     return package, table[verb].environment
 
 

@@ -47,6 +47,13 @@ class VerbModule(Protocol):
 
 
 @runtime_checkable
+class ChoosesEnvironment(Protocol):
+    """A verb whose words decide which locked environment it runs in."""
+
+    def environment_of(self, args: argparse.Namespace, default: str) -> str: ...
+
+
+@runtime_checkable
 class ChecksWords(Protocol):
     """A verb that can refuse some words before its environment is made. It needs no package."""
 
