@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -102,6 +102,9 @@ class Step(Generic[P]):
     line: Callable[[P, Result], Line] = lambda program, result: line_of(result)
     export: Callable[[P], ChildTask] | None = None
     """Returns the task that builds the program's model; programs whose tasks have the same name share it."""
+    common: Callable[[P], ChildTask | None] = lambda program: None
+    """Returns the task that begins the work of several programs, if this one is among them: see
+    ChildTask.common. Programs whose tasks have the same name share it."""
     export_key: Callable[[P, Mapping[str, object]], Key] = lambda program, reply: {}
     """Returns the part of the key that depends on the model. Raises NotCached, or Refused for this program
     only."""
@@ -157,23 +160,37 @@ class _StepRun(Generic[P]):
         title, jobs = self._step.title, self._work.jobs
         with tempfile.TemporaryDirectory(prefix=f"qnn-ci-{self._step.kind}-") as scratch:
             self._scratch = Path(scratch)
-            tasks = []
-            for state in self._programs.values():
-                if export := self._export_task(state):
-                    self._exports.setdefault(export.name, export)
-                    cost = self._step.cost(state.program)
-                    name, log = state.program.name, self._log(state)
-                    tasks.append(ChildTask(name, "", {}, 0, log, cost=cost, export=export.name))
-                elif isinstance(task := self._look_up(state, {}), ChildTask):
-                    tasks.append(task)
+            tasks = list(self._tasks())
             if not self._exports and len(self._programs) > 1:
                 count = len(self._programs) - len(tasks)
                 sys.stderr.write(f"{title}: {count} cached, {len(tasks)} to do\n")
             run_tasks(
                 tasks, self._home, title, self._line, jobs, exports=Exports(self._exports, self._settle)
             )
+            for task in tasks:
+                if task.common:
+                    # What fails in it is done again by each program alone, which has a log of its own.
+                    task.common.log.unlink(missing_ok=True)
         self._cached.close()
         return {name: state.result for name, state in self._programs.items() if state.result}
+
+    def _tasks(self) -> Iterator[ChildTask]:
+        """Yield the task of each program whose model is to be exported, or whose result is not cached."""
+        for state in self._programs.values():
+            if export := self._export_task(state):
+                self._exports.setdefault(export.name, export)
+                yield ChildTask(
+                    state.program.name,
+                    "",
+                    {},
+                    0,
+                    self._log(state),
+                    cost=self._step.cost(state.program),
+                    export=export.name,
+                    common=self._common_task(state, export.name),
+                )
+            elif isinstance(task := self._look_up(state, {}), ChildTask):
+                yield task
 
     def _export_task(self, state: _ProgramState[P]) -> ChildTask | None:
         if not self._step.export:
@@ -181,6 +198,14 @@ class _StepRun(Generic[P]):
         task = self._step.export(state.program)
         folder = {"export_folder": str(self._folder_of_export(task.name))}
         return replace(task, request={**task.request, **folder}, until=self._work.until)
+
+    def _common_task(self, state: _ProgramState[P], export: str) -> ChildTask | None:
+        task = self._step.common(state.program)
+        if task is None:
+            return None
+        into = self._scratch / "common" / hashlib.sha256(task.name.encode()).hexdigest()[:16]
+        folders = {"into": str(into), "export_folder": str(self._folder_of_export(export))}
+        return replace(task, request={**task.request, **folders}, until=self._work.until)
 
     def _folder_of_export(self, name: str) -> Path:
         """The folder for files that all programs of an export use."""

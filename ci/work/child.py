@@ -218,6 +218,19 @@ class WorkCosts:
     """The peak memory in bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What another process spent on this process's task before it was forked."""
+
+    cpu_seconds: float = 0.0
+    peak: int = 0
+    waited: float = 0.0
+    """For this time it waited for orders."""
+
+
+_before = _Before()
+
+
 class Meter:
     """Measures time, CPU time and memory from its creation on."""
 
@@ -228,24 +241,17 @@ class Meter:
         self._start, self._cpu = time.monotonic(), cpu_seconds()
 
     def read(self) -> WorkCosts:
-        seconds, cpu = time.monotonic() - self._start, cpu_seconds() - self._cpu
-        return WorkCosts(round(seconds, 3), round(cpu, 3), memory_of_process("VmHWM"))
+        seconds = time.monotonic() - self._start - _before.waited
+        peak = max(_before.peak, memory_of_process("VmHWM"))
+        return WorkCosts(round(seconds, 3), round(cpu_seconds() - self._cpu, 3), peak)
 
 
 @contextlib.contextmanager
 def output_to(log: Path) -> Iterator[None]:
     """Send all output to this log, including that of C and C++ code and of child processes."""
     global _log
-    log.parent.mkdir(parents=True, exist_ok=True)
     descriptors, before = [os.dup(1), os.dup(2)], _log
-    # A file of its own: another command may do work of this name at the same time, and what the compiler
-    # prints of that work would be taken for this one's.
-    own = log.with_name(f".{os.getpid()}.log")
-    _log = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-    own.replace(log)
-    flush_output()
-    os.dup2(_log, 1)
-    os.dup2(_log, 2)
+    _print_to(log)
     try:
         yield
     finally:
@@ -255,6 +261,27 @@ def output_to(log: Path) -> Iterator[None]:
             os.close(old)
         os.close(_log)
         _log = before
+
+
+def _print_to(log: Path) -> None:
+    global _log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # A file of its own: another command may do work of this name at the same time, and what the compiler
+    # prints of that work would be taken for this one's.
+    own = log.with_name(f".{os.getpid()}.log")
+    _log = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    own.replace(log)
+    flush_output()
+    os.dup2(_log, 1)
+    os.dup2(_log, 2)
+
+
+def go_on(log: Path, cpu: float, peak: int, waited: float) -> None:
+    """Go on with a task that another process began: print to this log, and count the processor time and the
+    memory that it took until then, but not the time that it waited."""
+    global _before
+    _print_to(log)
+    _before = _Before(_before.cpu_seconds + cpu, max(_before.peak, peak), _before.waited + waited)
 
 
 def flush_output() -> None:
@@ -283,7 +310,8 @@ def memory_of_process(field: str) -> int:
 
 def cpu_seconds() -> float:
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    own = times.user + times.system + times.children_user + times.children_system
+    return _before.cpu_seconds + own
 
 
 def printed_so_far() -> int:

@@ -80,6 +80,9 @@ class ChildTask:
     cost: Job | None = None
     export: str = ""
     """The name of the export that it needs."""
+    common: ChildTask | None = None
+    """A task that begins the work of several tasks, and holds where they part (template.hold): each of them
+    goes on in a fork of it. Whatever fails so is done again as a whole."""
     until: float = math.inf
     """The value of time.monotonic() at which the task ends, if that is before its own limit."""
 
@@ -183,18 +186,20 @@ def _ask(
 
 @dataclass(frozen=True, slots=True)
 class _Active:
-    """A task that is running, or the export that it needs and that runs first."""
+    """A task that is running, or what it needs and what runs first: its export, or the common task."""
 
     entry: Running
     job: Job
     cores: set[int]
-    export: str = ""
-    """The name of the export that is running."""
+    needed: str = ""
+    """The name of what runs first."""
+    went_on: bool = False
+    """Whether the task goes on from the common one."""
 
 
 class _Schedule:
     """Decides which task runs when: the longest starts first, if cores and memory are free and no other task
-    is making its export."""
+    is making what it needs."""
 
     def __init__(
         self,
@@ -211,8 +216,12 @@ class _Schedule:
         shares = core_shares(self.slots, max(1, default_slots() // self.slots))
         self._free_cores = [next(shares) for _ in range(self.slots)]
         self._active: dict[str, _Active] = {}
-        self._exported: dict[str, Running] = {}
+        self._held: dict[str, Running] = {}
+        """The exports and common tasks whose processes wait for orders."""
         self._failed: dict[str, TaskOutcome] = {}
+        self._settled: dict[str, ChildTask | TaskOutcome] = {}
+        self._alone: set[str] = set()
+        """These tasks failed as they went on from a common one, and are done as a whole."""
         self.outcomes: dict[str, TaskOutcome] = {}
 
     def doing(self, name: str) -> str:
@@ -231,19 +240,25 @@ class _Schedule:
                         del self._active[name]
                         self._go_on(active, outcome, progress)
         finally:
-            for entry in self._exported.values():
+            for entry in reversed(self._held.values()):
                 entry.close()
                 entry.remove()
 
     def _go_on(self, active: _Active, outcome: TaskOutcome, progress: Any) -> None:
-        if not active.export:
+        if active.needed:
+            if isinstance(outcome, dict):
+                self._held[active.needed] = active.entry
+            else:
+                self._failed[active.needed] = outcome
+                if active.needed != self._tasks[active.job.name].export:
+                    _say_alone(f"{active.job.name} and those like it are", outcome)
+        elif active.went_on and isinstance(outcome, Failure) and outcome.is_repeatable:
+            self._alone.add(active.job.name)
+            _say_alone(f"{active.job.name} is", outcome)
+        else:
             self._free_cores.append(active.cores)
             self._end(active.job, outcome, active.entry.seconds, progress)
             return
-        if isinstance(outcome, dict):
-            self._exported[active.export] = active.entry
-        else:
-            self._failed[active.export] = outcome
         self._begin(active.job, active.cores, progress)
 
     def _start_all(self, progress: Any) -> None:
@@ -253,8 +268,8 @@ class _Schedule:
             self._begin(job, self._free_cores.pop(), progress)
 
     def _fitting(self) -> Job | None:
-        exports = {active.export for active in self._active.values() if active.export}
-        jobs = [job for job in self.waiting if self._tasks[job.name].export not in exports]
+        in_work = {active.needed for active in self._active.values() if active.needed}
+        jobs = [job for job in self.waiting if not in_work & {*_needs_of(self._tasks[job.name])}]
         if self._memory is None or not self._active:
             # With nothing else running, even the largest may start: waiting would not free more memory.
             return jobs[0] if jobs else None
@@ -262,41 +277,70 @@ class _Schedule:
         return next((job for job in jobs if job.memory <= free), None)
 
     def _begin(self, job: Job, cores: set[int], progress: Any) -> None:
-        """Start a task, or the export that it needs first."""
-        task = self._tasks[job.name]
-        export, exporter = task.export, self._exported.get(task.export)
-        first = bool(export) and not exporter
+        """Start a task, or what it needs first."""
+        task, orders, needed, went_on = self._tasks[job.name], self._template.orders, "", False
         ready: ChildTask | TaskOutcome = task
-        if export in self._failed:
-            ready = self._failed[export]
-        elif exporter:
-            ready = self._exports.settle(task, exporter.reply)
-        elif export:
-            ready = self._exports.tasks[export]
+        if task.export in self._failed:
+            ready = self._failed[task.export]
+        elif exporter := self._held.get(task.export):
+            ready, orders = self._settle(task, exporter), exporter.to_forks
+        elif task.export:
+            ready, needed = self._exports.tasks[task.export], task.export
+        if isinstance(ready, ChildTask) and not needed and (common := self._common_of(task)):
+            if holder := self._held.get(common.name):
+                orders, went_on = holder.to_forks, True
+            else:
+                ready, needed = common, common.name
         if isinstance(ready, ChildTask):
             try:
-                orders = exporter.orders if exporter and exporter.orders else self._template.orders
-                entry = orders.start(ready, cores, holds=first)
+                entry = orders.start(ready, cores, holds=bool(needed))
             except OSError as error:
                 if not (trouble := trouble_of_error(error)):
                     raise
                 ready = Failure.of(trouble, ready.log)
             else:
-                self._active[job.name] = _Active(entry, job, cores, export if first else "")
+                self._active[job.name] = _Active(entry, job, cores, needed, went_on)
                 return
         self._free_cores.append(cores)
         self._end(job, ready, 0.0, progress)
 
+    def _settle(self, task: ChildTask, exporter: Running) -> ChildTask | TaskOutcome:
+        """Return the task to run, or its outcome; a task that is tried again is settled once."""
+        if task.name not in self._settled:
+            self._settled[task.name] = self._exports.settle(task, exporter.reply)
+        return self._settled[task.name]
+
+    def _common_of(self, task: ChildTask) -> ChildTask | None:
+        """Return the common task that this one is to go on from."""
+        common = task.common
+        if common is None or common.name in self._failed or task.name in self._alone:
+            return None
+        return common
+
     def _end(self, job: Job, outcome: TaskOutcome, seconds: float, progress: Any) -> None:
         self.outcomes[job.name] = outcome
         progress.end(job, outcome, seconds)
-        export = self._tasks[job.name].export
         names = (*(job.name for job in self.waiting), *self._active)
-        if export in self._exported and not any(self._tasks[name].export == export for name in names):
-            # Its memory is free for the next one.
-            entry = self._exported.pop(export)
-            entry.close()
-            entry.remove()
+        needed = {need for name in names for need in _needs_of(self._tasks[name])}
+        for need in _needs_of(self._tasks[job.name]):
+            if need in self._held and need not in needed:
+                # Its memory is free for the next one.
+                entry = self._held.pop(need)
+                entry.close()
+                entry.remove()
+
+
+def _say_alone(subject: str, failure: Failure) -> None:
+    reason = failure.message.partition("\n")[0][:200]
+    sys.stderr.write(f"{subject} done as a whole, as what they have in common failed: {reason}\n")
+
+
+def _needs_of(task: ChildTask) -> Iterator[str]:
+    """Yield the names of the common task and of the export that a task needs."""
+    if task.common:
+        yield task.common.name
+    if task.export:
+        yield task.export
 
 
 def _wait_for_one(entries: Sequence[Running]) -> None:
@@ -438,6 +482,12 @@ class Running:
     _start: float = field(default_factory=time.monotonic)
     _idle: float = field(default_factory=idle_seconds)
     _late: bool = False
+
+    @property
+    def to_forks(self) -> Orders:
+        """Its forks get their orders here."""
+        assert self.orders is not None
+        return self.orders
 
     @property
     def _limit(self) -> float:

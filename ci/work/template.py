@@ -1,4 +1,5 @@
-"""The process that has made the imports of a home and stays in that state: it forks itself for each task.
+"""The process that has made the imports of a home and stays in that state: it forks itself for each task. The
+process of a task may stay, too, at its end or in the middle of it (`hold`): other tasks are then forks of it.
 
 When a task ends, when its time is up, or when the process that sends the orders has gone, every process that
 the task started ends too."""
@@ -19,6 +20,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from typing import Any
 from ci.work import child
 from ci.work.outcome import reply_of
 
-__all__ = ["run_in_fork"]
+__all__ = ["hold", "run_in_fork"]
 
 START_SECONDS = 300
 """Importing torch and executorch on a busy machine takes at most this long."""
@@ -98,8 +100,56 @@ class _Fork:
         os.close(self.pidfd)
 
 
-def _serve(control: socket.socket) -> None:
-    """Fork a process for each order, until the sender has gone and the last process has ended."""
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A task, as the process that does it sees it."""
+
+    folder: Path
+    channel: socket.socket
+    """The process that waits for the task reads here how it ended."""
+    orders: socket.socket | None
+    """If it has one, its process stays for more orders."""
+
+    @property
+    def order(self) -> child.Order:
+        order: child.Order = json.loads((self.folder / ORDER).read_text(encoding="utf-8"))
+        return order
+
+    def reply(self, reply: Mapping[str, object]) -> None:
+        (self.folder / REPLY).write_text(json.dumps(reply), encoding="utf-8")
+        child.flush_output()
+
+    def stay(self) -> socket.socket:
+        """Say that the task has replied and that its process stays. Returns the socket for more orders."""
+        assert self.orders is not None
+        gc.collect()
+        gc.freeze()
+        self.channel.sendall(status_of(0, 0.0))
+        self.channel.close()
+        return self.orders
+
+
+_own: list[_Task] = []
+"""The task that this process does; a template does none."""
+
+
+def hold(reply: Mapping[str, object]) -> Mapping[str, object]:
+    """Reply, and stay at this point of a task. In each process that is forked for a later task, return that
+    task's request: it goes on from here, and its reply is what the first task's function then returns."""
+    (task,) = _own
+    cpu, peak, begin = child.cpu_seconds(), child.memory_of_process("VmHWM"), time.monotonic()
+    task.reply(reply)
+    if not _serve(task.stay(), goes_on=True):
+        # Whoever sent the orders has gone, and with it the reason to go on.
+        os._exit(0)
+    request: Mapping[str, object] = _own[0].order["request"]
+    child.go_on(Path(str(request["log"])), cpu, peak, time.monotonic() - begin)
+    return request
+
+
+def _serve(control: socket.socket, *, goes_on: bool = False) -> bool:
+    """Fork a process for each order, until the sender has gone and the last process has ended. If the forks
+    go on from here, return True in each of them."""
     # What a task leaves behind becomes a child of this process.
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     forks: list[_Fork] = []
@@ -114,7 +164,16 @@ def _serve(control: socket.socket) -> None:
                 folder, files, _, _ = socket.recv_fds(control, 1 << 12, 2, socket.MSG_CMSG_CLOEXEC)
                 open_to_orders = bool(folder)
                 if folder:
-                    forks.append(_fork_for(Path(os.fsdecode(folder)), files, [control, *forks]))
+                    task = _task_of(Path(os.fsdecode(folder)), files)
+                    if goes_on:
+                        process = _fork_and_go_on(task, [control, *forks])
+                        if not process:
+                            return True
+                    else:
+                        process = _start_fork(partial(_work, task, [control, *forks]))
+                    if task.orders:
+                        task.orders.close()
+                    forks.append(_Fork(process, task.channel, os.pidfd_open(process)))
                 else:
                     for sibling in forks:
                         sibling.kill()
@@ -125,14 +184,12 @@ def _serve(control: socket.socket) -> None:
             else:
                 forks.remove(fork)
                 _report_end(fork, {sibling.process for sibling in forks})
+    return False
 
 
-def _fork_for(folder: Path, files: Sequence[int], open_files: Sequence[socket.socket | _Fork]) -> _Fork:
+def _task_of(folder: Path, files: Sequence[int]) -> _Task:
     channel, *orders = (socket.socket(fileno=number) for number in files)
-    process = _start_fork(partial(_work, folder, channel, orders, open_files))
-    for control in orders:
-        control.close()
-    return _Fork(process, channel, os.pidfd_open(process))
+    return _Task(folder, channel, orders[0] if orders else None)
 
 
 def status_of(code: int, cpu_seconds: float) -> bytes:
@@ -168,21 +225,31 @@ def _start_fork(work: Callable[[], object]) -> int:
         os._exit(UNFORESEEN)
 
 
-def _work(
-    folder: Path,
-    channel: socket.socket,
-    orders: Sequence[socket.socket],
-    open_files: Sequence[socket.socket | _Fork],
-) -> None:
-    """Do the work of a task's process. With `orders` the process stays, to be forked."""
+def _fork_and_go_on(task: _Task, open_files: Sequence[socket.socket | _Fork]) -> int:
+    """Fork a process for a task, which returns from here with 0."""
+    child.flush_output()
+    process = os.fork()
+    if not process:
+        _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        _begin(task, open_files)
+    return process
+
+
+def _begin(task: _Task, open_files: Sequence[socket.socket | _Fork]) -> None:
+    """Make this process the one of a task."""
     os.setsid()
     for file in open_files:
         file.close()
-    order: child.Order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-    os.sched_setaffinity(0, order["cores"])
-    os.environ |= dict.fromkeys(TEMPORARY, str(folder))
-    tempfile.tempdir = str(folder)
-    child.own_folder = folder
+    _own[:] = [task]
+    os.sched_setaffinity(0, task.order["cores"])
+    os.environ |= dict.fromkeys(TEMPORARY, str(task.folder))
+    tempfile.tempdir = str(task.folder)
+    child.own_folder = task.folder
+
+
+def _work(task: _Task, open_files: Sequence[socket.socket | _Fork]) -> None:
+    """Do the work of a task's process. If it has orders, the process stays, to be forked."""
+    _begin(task, open_files)
     os.umask(UMASK)
     # Python takes bytecode for that of a source of the same size and second.
     sys.dont_write_bytecode = True
@@ -190,20 +257,13 @@ def _work(
     # Python's own generator has seen to that itself, and torch's begins alike in every process.
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
-    reply = _reply_of(_function(order["function"]), order["request"], folder / REPLY)
-    if orders and not {"error", "trouble"} & reply.keys():
-        gc.collect()
-        gc.freeze()
-        channel.sendall(status_of(0, 0.0))
-        channel.close()
-        _serve(orders[0])
-
-
-def _reply_of(work: child.Answer, request: Mapping[str, object], file: Path) -> dict[str, object]:
-    reply = child.log_answer(work, dict(request))
-    file.write_text(json.dumps(reply), encoding="utf-8")
-    child.flush_output()
-    return reply
+    order = task.order
+    reply = child.log_answer(_function(order["function"]), dict(order["request"]))
+    # Where the work held, this is the fork of a later task.
+    (task,) = _own
+    task.reply(reply)
+    if task.orders and not {"error", "trouble"} & reply.keys():
+        _serve(task.stay())
 
 
 def run_in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, Any]:
@@ -211,7 +271,7 @@ def run_in_fork(part: child.Answer, request: Mapping[str, object]) -> dict[str, 
     on."""
     with tempfile.TemporaryDirectory(prefix="part-") as folder:
         reply = Path(folder, REPLY)
-        process = _start_fork(partial(_reply_of, part, request, reply))
+        process = _start_fork(lambda: reply.write_text(json.dumps(child.log_answer(part, dict(request)))))
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         return reply_of(code, reply)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import random
 import re
 from collections.abc import Iterable
 from datetime import date
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 from ci.artifacts.program import digest_without_time
 from ci.report.collect import rows_of
 from provisioning.base.findings import Severity
+from provisioning.base.settings import ROOT
 from tests.support import whole
 from tests.support.lowering_suites import Done, environment, run, suite
 from tests.support.sdk import sdk_root
@@ -173,6 +177,66 @@ def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Pa
     )
     assert (done.code, done.rules("net")) == (1, {"lowering-soc"})
     assert "SM8850 has HTP v81, and QNN v2.49.40" in done.report.findings[0].message
+
+
+CHIPS = ("SM8650", "SM8750", "SM8550", "SM8850")
+
+
+def _digests(done: Done) -> dict[str, str]:
+    programs: Any = done.report.metrics["programs"]
+    return {name: digest_without_time(Path(row["program"])) for name, row in programs.items()}
+
+
+@pytest.mark.long("three compiles")
+def test_chips_share_what_is_alike_and_each_program_is_the_one_that_is_compiled_alone(tmp_path: Path) -> None:
+    cases = {"net": {"scheme": "8a8w", "soc": 'SM8650", "SM8750'}}
+    flags = ("--suite", suite(tmp_path, cases), "--no-cache")
+    both = run("test_lowering", tmp_path / "both", *flags)
+    alone = run("test_lowering", tmp_path / "alone", *flags, "-k", "SM8750")
+    assert both.code == alone.code == 0
+    assert _digests(both)["net/8a8w/SM8750"] == _digests(alone)["net/8a8w/SM8750"]
+    assert len({*_digests(both).values()}) == 2
+    assert "done as a whole" not in both.err and not list(tmp_path.rglob("*.common.log"))
+
+
+@pytest.mark.long("four compiles")
+def test_a_chip_that_cannot_what_the_others_can_fails_alone(tmp_path: Path) -> None:
+    cases = {"net": {"soc": 'SM8650", "SM8450", "SM8750'}}
+    done = run("test_lowering", tmp_path, "--suite", suite(tmp_path, cases), "--no-cache")
+    assert done.code == 1 and "done as a whole" in done.err
+    errors = {row.subject for row in done.report.findings if row.severity is Severity.ERROR}
+    assert errors == {"net/16a16w/SM8450"}
+
+
+@pytest.mark.whole
+def test_each_shipped_model_compiled_for_four_chips_at_once_is_the_one_compiled_for_each_alone(
+    tmp_path: Path,
+) -> None:
+    shipped = (ROOT / "manifests/suites/models.toml").read_text(encoding="utf-8")
+
+    def of_chips(folder: str, *chips: str) -> dict[str, str]:
+        text = re.sub(r"^socs = \[.*\]$", f"socs = {list(chips)}", shipped, flags=re.MULTILINE)
+        path = tmp_path / folder / "suite.toml"
+        path.parent.mkdir()
+        path.write_text(text, encoding="utf-8")
+        return _digests(run("test_lowering", path.parent, "--suite", path, "--no-cache"))
+
+    at_once = of_chips("all", *CHIPS)
+    for chip in CHIPS:
+        alone = of_chips(chip, chip)
+        assert alone == {name: digest for name, digest in at_once.items() if name.endswith(f"/{chip}")}
+
+
+def test_what_lowers_for_several_chips_does_what_executorch_does_for_one() -> None:
+    """`lower_for_chips` follows this function, which lowers for one chip. If it is another one, compare."""
+    place = find_spec("executorch.backends.qualcomm.utils")
+    assert place and place.submodule_search_locations
+    (folder,) = place.submodule_search_locations
+    text = Path(folder, "utils.py").read_text(encoding="utf-8")
+    name = "to_edge_transform_and_lower_to_qnn"
+    functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
+    (function,) = (ast.get_source_segment(text, node) for node in functions if node.name == name)
+    assert function and sha256(function.encode()).hexdigest()[:16] == "5a4219b549a4bce8"
 
 
 @pytest.mark.whole

@@ -102,6 +102,30 @@ def compile_exported(request: dict[str, Any]) -> dict[str, Any]:
     return {"value": module["exported"], "before": before, "parent": os.getpid()}
 
 
+def compile_for_chips(request: dict[str, Any]) -> dict[str, Any]:
+    """Begins the work of several tasks, which go on from the middle of it."""
+    from ci.work.child import Meter
+    from ci.work.template import hold
+
+    meter = Meter()
+    with Path(request["file"]).open("a") as stream:
+        stream.write(f"begun {os.getpid()}\n")
+    if request.get("dies"):
+        os._exit(3)
+    while time.process_time() < 0.2:
+        pass
+    own = hold({})
+    print(f"goes on for {own['name']}", flush=True)
+    if own.get("fails_here"):
+        os._exit(4)
+    costs = meter.read()
+    return {"name": own["name"], "parent": os.getppid(), "cpu": costs.cpu_seconds, "seconds": costs.seconds}
+
+
+def compile_alone(request: dict[str, Any]) -> dict[str, Any]:
+    return {"name": request["name"], "alone": True}
+
+
 def part(request: dict[str, Any]) -> dict[str, Any]:
     sys.modules[__name__].__dict__["part_was_here"] = True
     return echo(request) if request["how"] == "echo" else end(request)

@@ -276,6 +276,63 @@ def test_an_export_that_dies_is_made_once_and_each_of_its_tasks_says_so(tmp_path
     assert sorted(exports_made(tmp_path)) == ["bad", "good"] and reply(outcomes["good1"])
 
 
+def for_chips(folder: Path, *chips: str, dies: bool = False, fails: str = "") -> dict[str, TaskOutcome]:
+    """Tasks of one export that have the beginning of their work in common."""
+    log, file = folder / "logs", str(folder / "begun")
+    request = {"file": file, "dies": dies}
+    common = ChildTask("all", "tests.support.tasks:compile_for_chips", request, 30, log / "all.log")
+    tasks = [
+        ChildTask(
+            chip,
+            "tests.support.tasks:compile_alone",
+            {"name": chip, "fails_here": chip == fails},
+            30,
+            log / f"{chip}.log",
+            export="model",
+            common=common,
+        )
+        for chip in chips
+    ]
+    export = ChildTask(
+        "model",
+        "tests.support.tasks:export",
+        {"value": "model", "file": str(folder / "exports")},
+        30,
+        log / "model.log",
+    )
+    exports = Exports({"model": export}, lambda task, reply: {"known": 1} if task.name == "known" else task)
+    return run_tasks(tasks, home_in(folder), "toys", lambda *_: Line("ended"), 2, exports=exports)
+
+
+def test_what_tasks_have_in_common_is_done_once_and_each_goes_on_from_there(tmp_path: Path) -> None:
+    outcomes = for_chips(tmp_path, "one", "two", "three", "known")
+    assert exports_made(tmp_path) == ["model"]
+    (begun,) = (tmp_path / "begun").read_text().splitlines()
+    process = int(begun.split()[1])
+    assert reply(outcomes["known"]) == {"known": 1}
+    for chip in ("one", "two", "three"):
+        own = reply(outcomes[chip])
+        assert own["name"] == chip and own["parent"] == process
+        # What was done for all counts for each of them.
+        assert own["cpu"] >= 0.1 and own["seconds"] >= own["cpu"] - 0.1
+        assert (tmp_path / "logs" / f"{chip}.log").read_text() == f"goes on for {chip}\n"
+    assert not is_there(process)
+
+
+def test_a_task_that_fails_as_it_goes_on_is_done_as_a_whole(tmp_path: Path) -> None:
+    outcomes = for_chips(tmp_path, "one", "two", fails="two")
+    assert "alone" not in reply(outcomes["one"]) and reply(outcomes["two"]) == {"name": "two", "alone": True}
+
+
+def test_where_the_common_beginning_fails_each_task_is_done_as_a_whole(tmp_path: Path) -> None:
+    outcomes = for_chips(tmp_path, "one", "two", dies=True)
+    assert [reply(outcomes[chip]) for chip in ("one", "two")] == [
+        {"name": "one", "alone": True},
+        {"name": "two", "alone": True},
+    ]
+    assert len((tmp_path / "begun").read_text().splitlines()) == 1
+
+
 def test_a_part_that_crashes_does_not_end_its_task(tmp_path: Path) -> None:
     (outcome,) = done(tmp_path, "in_parts", {"parts": ["SIGSEGV", "echo"]})
     crashed, echoed = reply(outcome)["outcomes"]

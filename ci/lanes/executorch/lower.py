@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils.utils import (
@@ -20,6 +21,7 @@ from executorch.backends.qualcomm.utils.utils import (
     to_edge_transform_and_lower_to_qnn,
 )
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch import Tensor, nn
 
 from ci.artifacts.compiler_log import total, traffic
@@ -62,8 +64,16 @@ def lower(chip_model: ChipModel, request: CompileRequest) -> ChipProgram:
     lowering = Lowering(chip_model, computed.module)
     with step_of("compile"), lowering.spy.installed():
         lowered = lowering.compile(crashes_on_cpu=request.crashes_on_cpu)
+    return write_program(lowering, lowered, computed, request.into)
+
+
+def write_program(
+    lowering: Lowering, lowered: LoweredModel, computed: ComputedModel, into: Path
+) -> ChipProgram:
+    """Write the program, inputs and expected outputs into the folder."""
     lowering.cpu_nodes.require_used()
-    into, samples = request.into, chip_model.compared
+    chip_model = lowering.chip_model
+    samples = chip_model.compared
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(lowered.program)
     graphs = traffic(text_since(lowering.log_begin))
@@ -101,14 +111,19 @@ def _least_of(samples: Sequence[tuple[Tensor, ...]]) -> float:
 
 def lowered_module(chip_model: ChipModel, module: nn.Module, cpu_nodes: Patterns) -> EdgeProgramManager:
     """Lower the module for the chip; operators whose nodes match `cpu_nodes` stay on the CPU."""
+    sample, spec = copy_sample(chip_model.sample), compiler_spec_of(chip_model)
+    return to_edge_transform_and_lower_to_qnn(module, sample, spec, skip_node_id_set=cpu_nodes)
+
+
+def compiler_spec_of(chip_model: ChipModel) -> list[CompileSpec]:
+    """Return what QNN's compiler is told about the chip and the precision."""
     if chip_model.backend == "lpai":
         options = generate_lpai_compiler_spec()
     else:
         options = generate_htp_compiler_spec(use_fp16=chip_model.run.precision.startswith("fp16"))
     chip = QcomChipset[chip_model.soc]
-    spec = generate_qnn_executorch_compiler_spec(soc_model=chip, backend_options=options)
-    sample = copy_sample(chip_model.sample)
-    return to_edge_transform_and_lower_to_qnn(module, sample, spec, skip_node_id_set=cpu_nodes)
+    spec: list[CompileSpec] = generate_qnn_executorch_compiler_spec(soc_model=chip, backend_options=options)
+    return spec
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,12 @@ class Lowering:
         """Lower the module. Unless operators on which the compiler crashes may stay on the CPU, a crash is a
         failure that names them."""
         edge, workaround = self._lower_around_crashes()
+        return self.finish(edge, workaround, crashes_on_cpu=crashes_on_cpu)
+
+    def finish(
+        self, edge: EdgeProgramManager, workaround: Workaround | None = None, *, crashes_on_cpu: bool = False
+    ) -> LoweredModel:
+        """Check what was lowered, and make the program of it."""
         exported = edge.exported_program()
         parts = partition_of(exported, self.chip_model.backend)
         cpu_operators = left_on_cpu(exported.graph_module.graph, self.spy, cpu_kernels())

@@ -85,6 +85,17 @@ class CompileRequest(LoweringOptions):
     into: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipsOptions:
+    chips: tuple[str, ...]
+    """The model is lowered for these chips."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipsRequest(ChipsOptions):
+    into: Path
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
     into: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
-from torch import Tensor
+from torch import Tensor, fx
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -214,20 +215,33 @@ def _narrow_shared_zero_points(module: Any) -> None:
 
 
 def prepared_model(chip_model: ChipModel) -> Prepared:
-    run, sample, batches = chip_model.run, chip_model.sample, chip_model.calibrating
-    kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
-    quantizer = QnnQuantizer(kinds[chip_model.backend], QcomChipset[chip_model.soc])
-    quantizer.set_default_quant_config(_dtype(run.precision), **_settings(run.per_channel, run.precision))
+    sample = chip_model.sample
     with step_of("export"):
         exported: Any = chip_model.exported.program(sample).module()
         floats, folded = outputs_of(exported, copy_sample(sample)), norms_of(exported.graph)
+    quantizer, patterns = _quantizer_of(chip_model, exported.graph)
+    with step_of("quantize"):
+        prepared = prepare_pt2e(exported, quantizer)
+        if expected := chip_model.exported.annotated.get(chip_model.name):
+            _compare_annotations(chip_model, prepared, expected)
+        for batch in chip_model.calibrating:
+            prepared(*copy_sample(batch))
+    return Prepared(prepared, floats, folded, patterns, sample)
+
+
+def _quantizer_of(chip_model: ChipModel, graph: Any) -> tuple[QnnQuantizer, list[Patterns]]:
+    """Return the quantizer that the run asks for, and the patterns that must match a node."""
+    run = chip_model.run
+    kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
+    quantizer = QnnQuantizer(kinds[chip_model.backend], QcomChipset[chip_model.soc])
+    quantizer.set_default_quant_config(_dtype(run.precision), **_settings(run.per_channel, run.precision))
     mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
     unquantized = mixed.pop(FLOAT, Patterns("nodes", ()))
     patterns = [unquantized, *mixed.values()]
-    quantizer.discard_nodes = Discarded(unquantized, exported.graph)
+    quantizer.discard_nodes = Discarded(unquantized, graph)
     if run.block_sizes:
         sizes = BlockSizes(run.block_sizes)
-        _refuse_linear(exported.graph, sizes)
+        _refuse_linear(graph, sizes)
         patterns.append(sizes)
         quantizer.set_block_size_map(sizes)
     quantizer.set_submodule_qconfig_list(
@@ -237,18 +251,34 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
         ]
     )
     quantizer.add_custom_quant_annotations([find(name, chip_model.search_path) for name in run.annotations])
-    with step_of("quantize"):
-        prepared = prepare_pt2e(exported, quantizer)
-        if expected := chip_model.exported.annotated.get(chip_model.name):
-            _compare_annotations(chip_model, prepared, expected)
-        for batch in batches:
-            prepared(*copy_sample(batch))
-    return Prepared(prepared, floats, folded, patterns, sample)
+    return quantizer, patterns
 
 
 def annotated_digest(chip_model: ChipModel) -> str:
     """Return the digest of what the run's annotations make of the model. Raises NoDigest."""
     return digest_of_annotated(prepared_model(replace(chip_model, calibrating=())).module)
+
+
+def chips_annotated_alike(chip_model: ChipModel, chips: Iterable[str]) -> list[str]:
+    """Return those of the chips for which the quantizer annotates the model as for its own chip: it asks a
+    chip what it can compute. Raises NoDigest."""
+    exported: Any = chip_model.exported.program(chip_model.sample).module()
+    quantizer, _ = _quantizer_of(chip_model, exported.graph)
+    transformed = quantizer.transform_for_annotation(exported)
+    own = _digest_for_chip(chip_model, transformed)
+    return [chip for chip in chips if _digest_for_chip(replace(chip_model, soc=chip), transformed) == own]
+
+
+def _digest_for_chip(chip_model: ChipModel, transformed: fx.GraphModule) -> str:
+    """Return the digest of what the quantizer annotates; empty if it refuses something for this chip."""
+    annotated = fx.GraphModule(transformed, deepcopy(transformed.graph))
+    quantizer, _ = _quantizer_of(chip_model, annotated.graph)
+    quantizer.annotate(annotated)
+    try:
+        quantizer.validate(annotated)
+    except ValueError:
+        return ""
+    return digest_of_annotated(annotated)
 
 
 def _compare_annotations(chip_model: ChipModel, prepared: Any, expected: str) -> None:

@@ -18,6 +18,7 @@ from ci.explain.rewriting import ModelRewrite, Need
 from ci.lanes.executorch import CHOSEN, PROGRAM
 from ci.lanes.executorch.orders import (
     ChipProgram,
+    ChipsOptions,
     ComparedFiles,
     EmulatorRun,
     ExportedRuns,
@@ -231,8 +232,32 @@ def lowering(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> Step[Exec
     CPU."""
     asks = LoweringOptions(crashes_on_cpu=crashes_on_cpu)
     return worker_step(
-        plan, COMPILED, "compiled", asks, reply=ChipProgram, accepts=has_all_costs, keeps_files=True
+        plan,
+        COMPILED,
+        "compiled",
+        asks,
+        reply=ChipProgram,
+        accepts=has_all_costs,
+        keeps_files=True,
+        common=partial(_lowering_for_chips, plan),
     )
+
+
+def _lowering_for_chips(plan: ExecutorchPlan, program: ExecutorchProgram) -> ChildTask | None:
+    """Return the task that lowers a run's model as far as it is the same for each chip; None if there is one
+    chip, or what chips have in common is not known: functions of the user annotate, or the LPAI computes."""
+    alike = [
+        row
+        for row in plan.programs
+        if _model_of(row) == _model_of(program) and row.run.name == program.run.name
+    ]
+    if len(alike) < 2 or program.backend != "htp" or program.run.annotations:
+        return None
+    asks = ChipsOptions(chips=tuple(row.soc for row in alike))
+    request = ModelRequest(**_fields_of(alike[0].order), asks=asks, qnn=plan.qnn)
+    name = f"{program.suite}:{program.case_name}/{program.run.name}"
+    log = (plan.logs / program.case_name / f"{program.run.name}.common.log").absolute()
+    return ChildTask(name, f"{WORKER}:compiled_for_chips", sent_request(request), plan.work.timeout, log)
 
 
 def has_all_costs(program: ExecutorchProgram, result: Result) -> bool:

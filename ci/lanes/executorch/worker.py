@@ -30,7 +30,9 @@ from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.export import ChipModel, error_of
 from ci.lanes.executorch.exporting import export as export
 from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower, lowered_module
+from ci.lanes.executorch.lower_for_chips import lower_for_chips
 from ci.lanes.executorch.orders import (
+    ChipsRequest,
     CompileRequest,
     DivergenceRequest,
     QuantizeRequest,
@@ -199,6 +201,7 @@ def model_task(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance])
 
 
 compiled = model_task(CompileRequest, lower)
+compiled_for_chips = model_task(ChipsRequest, lower_for_chips)
 quantized = model_task(QuantizeRequest, quantize)
 scored = model_task(ScoreRequest, scores_of)
 diverged = model_task(DivergenceRequest, diverge)
