@@ -11,9 +11,9 @@ from pydantic import Field, StringConstraints, model_validator
 
 from provisioning.base.commands import add_flags
 from provisioning.base.documents import Model, Name, load
-from provisioning.base.errors import ManifestError, UnknownName, UsageError
+from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.selection import chip_named
-from provisioning.base.settings import MANIFESTS, profile_names
+from provisioning.base.settings import MANIFESTS, profile_names, unknown_profile
 from provisioning.components import ComponentName
 from provisioning.sources import Archive, Git, Https, Version, Wheel
 
@@ -139,7 +139,7 @@ class SocTable(Model):
 def load_profile(name: str) -> Profile:
     path = MANIFESTS / "profiles" / f"{name}.toml"
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
-        raise UnknownName(f"there is no profile {name!r}", name, profile_names())
+        raise unknown_profile(name)
     profile = load(path, Profile)
     if profile.name != name:
         raise ManifestError(path, "name", expected=repr(name), found=repr(profile.name))

@@ -29,11 +29,11 @@ from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
 from provisioning.base.command_line import Verb  # noqa: E402
 from provisioning.base.commands import OF_CLONE  # noqa: E402
-from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
+from provisioning.base.errors import UsageError  # noqa: E402
 from provisioning.base.guard import guard  # noqa: E402
 from provisioning.base.parser import Parser  # noqa: E402
 from provisioning.base.selection import known_chips, selection_of  # noqa: E402
-from provisioning.base.settings import CLONE, profile_names  # noqa: E402
+from provisioning.base.settings import CLONE, profile_names, unknown_profile  # noqa: E402
 from provisioning.base.units import align, columns  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
@@ -73,10 +73,8 @@ def _check(verb: str, arguments: Sequence[str]) -> None:
         options.choice_of(args)
     # The verb itself says which chip it is where the user named one otherwise.
     with redirect_stderr(io.StringIO()):
-        if hasattr(args, "soc"):
-            profile, names = selection_of(args).profile, profile_names()
-            if profile not in names:
-                raise UnknownName(f"there is no profile {profile!r}", profile, names)
+        if hasattr(args, "soc") and (profile := selection_of(args).profile) not in profile_names():
+            raise unknown_profile(profile)
         if verb in ONE_MODEL:
             check_model(args, verb)
 

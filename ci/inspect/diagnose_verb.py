@@ -20,6 +20,7 @@ from ci.models.not_models import refuse_no_log
 from provisioning.base import answer
 from provisioning.base.commands import Fix, join_fixes, session
 from provisioning.base.errors import UsageError, exit_code_of
+from provisioning.base.findings import Report
 from provisioning.base.flags import switch
 from provisioning.base.foreign import escape_line, limit_work
 from provisioning.base.parser import Parser
@@ -106,6 +107,8 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         if match := OPERATOR.fullmatch(name):
             return [_diagnose_operator(name, *match.groups())]
     refuse_no_log(path, Path(name))
+    if path.suffix == ".json":
+        _refuse_report(path, name)
     try:
         results = [_diagnose_log(subject, log, size) for subject, log, size in logs_of(path, _name_of)]
     except (EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -132,6 +135,23 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     answers = [result for result in results if result.explanations or result.operators]
     failures = [result for result in results if result.trouble]
     return answers or failures or [Diagnosis(name, lines=sum(result.lines for result in results) or 1)]
+
+
+def _refuse_report(path: Path, name: str) -> None:
+    """Refuse the report of a stage, which says by itself what is wrong."""
+    try:
+        report = Report.read(path)
+    except (OSError, ValueError):
+        # Many other programs write JSON, too.
+        return
+    raise UsageError(
+        f"{name}: expected a log, found the report of {report.stage}",
+        fix=Fix(
+            "see it: {}; for an issue: {}",
+            ("report", "--reports", str(Path(name).parent)),
+            ("diagnose", "--bundle", str(Path(name).parent)),
+        ),
+    )
 
 
 def _require_lines(name: str, results: list[Diagnosis]) -> list[Diagnosis]:

@@ -25,7 +25,7 @@ from ci.artifacts.program import (
     read,
 )
 from ci.artifacts.torch_files import refuse_torch_file
-from ci.models.not_models import refuse_no_program
+from ci.models.not_models import programs_in, refuse_no_program
 from provisioning.base import answer
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError, exit_code_of
@@ -77,6 +77,10 @@ def _inspect(args: argparse.Namespace) -> int:
     from ci.inspect import package
 
     file: Path = args.files[0]
+    programs = programs_in(file) if file.is_dir() else []
+    if programs and not any(file.rglob("*.so")):
+        fix = f"name a program in it: {', '.join(str(file / name) for name in programs)}"
+        raise UsageError(f"{file}: expected a program or a package, found a folder of programs", fix=fix)
     if all(package.is_package(path) for path in args.files):
         _refuse_flags(file, "package", args.against, args.extract)
         return package.run(args.files, selection_of(args))

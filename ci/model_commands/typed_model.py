@@ -16,6 +16,7 @@ from ci.one_model.named_files import (
     path_of_package,
     require_file,
     require_inputs,
+    require_no_file_name,
     require_outputs,
     require_program,
     require_project,
@@ -107,6 +108,7 @@ def check_model(args: argparse.Namespace, verb: str) -> None:
     model = one_model_of(args, verb)
     options, path = model.options, Parser.user_folder() / model.typed
     require_inputs(options.inputs)
+    require_no_file_name(model.output)
     if options.compare:
         require_outputs(Parser.user_folder() / options.compare)
     if options.precision_file:

@@ -57,7 +57,7 @@ KERAS = Kind(
 KINDS = {
     ".pte": Kind(
         "an ExecuTorch program, which is compiled already",
-        "run it: {}; see what is in it: {}",
+        "name the model that it was made of, as STEM.json does; run it: {}; see what is in it: {}",
         (("run", "FILE"), ("inspect", "FILE")),
     ),
     ".dlc": Kind("what QNN's converter wrote", "see what is in it: {}", (("inspect", "FILE"),)),
@@ -91,9 +91,25 @@ KINDS = {
         (("compile", "STEM.py:FUNCTION", "-o", "out"),),
     ),
     ".toml": Kind("a suite", "run the whole suite: {}", (("gate", "--suite", "FILE"),)),
+    **dict.fromkeys(
+        (".engine", ".plan", ".trt"),
+        Kind("what TensorRT compiled for NVIDIA's GPUs", "name the ONNX model that it was made of: {}", ONNX),
+    ),
+    ".txt": Kind(
+        "text",
+        "name the model; packages of it belong behind --with, and a text to calibrate a language model behind"
+        " --calibrate",
+    ),
+    **dict.fromkeys(
+        (".json", ".yaml", ".yml"),
+        Kind("a configuration", "name the function that makes the model of it: net.py:FUNCTION"),
+    ),
     ".zip": Kind("an archive", "unpack it, and name the model in it"),
 }
 """It maps the ending of a name to what the file is and what to do with it."""
+
+TEXTS = (".json", ".txt", ".yaml", ".yml", ".zip")
+"""A log may have these endings."""
 
 GIVEN = Kind(
     "arrays", "name the program, and give it the arrays: {}", (("run", "PROGRAM", "--input", "FILE"),)
@@ -108,7 +124,7 @@ NO_PROGRAMS = {
 """The same of what is typed in place of a compiled program."""
 
 NO_LOGS = {
-    **{ending: kind for ending, kind in KINDS.items() if ending != ".zip"},
+    **{ending: kind for ending, kind in KINDS.items() if ending not in TEXTS},
     ".py": Kind(
         "Python source",
         "keep what it prints, `python FILE > run.log 2>&1`; then {}",
@@ -134,6 +150,11 @@ def _refuse(path: Path, typed: Path, expected: str, kinds: Mapping[str, Kind]) -
     kind = kinds.get(path.suffix.lower())
     if kind and path.is_file():
         raise UsageError(f"{typed}: expected {expected}, found {kind.words}", fix=kind.fix_for(typed))
+
+
+def programs_in(folder: Path) -> list[str]:
+    """Return the names of the compiled programs in a folder."""
+    return sorted(path.name for path in folder.glob("*") if path.name.endswith((".pte", "_ctx.onnx")))
 
 
 def refusal(text: str, folder: Path) -> UsageError:
@@ -195,11 +216,20 @@ def _may_be_of_hub(text: str, path: Path) -> bool:
 def _folder_refusal(text: str, path: Path) -> UsageError:
     names = sorted(file.name for file in path.iterdir())
     models = [str(Path(text, name)) for name in names if name.endswith((".onnx", ".pt2"))]
+    for file in sorted(path.glob("*.py")):
+        models += _names_in(file, str(Path(text, file.name)))
     message = f"{text}: expected a checkpoint of a language model in this folder, found no config.json"
     if not names:
         message = f"{text}: expected {MODEL_HELP}, found an empty folder"
     if models:
+        message = f"{text}: expected {MODEL_HELP}, found a folder"
         return UsageError(message, fix=f"name the model: {', '.join(models)}")
+    if programs := programs_in(path):
+        fix = Fix("run one of them: {}", ("run", Path(text, programs[0])))
+        return UsageError(f"{text}: expected {MODEL_HELP}, found a folder of compiled programs", fix=fix)
+    if names and all(name.endswith((".npy", ".npz")) for name in names):
+        fix = Fix("name the model, and this folder behind its flag: {}", ("--calibrate", text))
+        return UsageError(f"{text}: expected {MODEL_HELP}, found a folder of samples", fix=fix)
     if "saved_model.pb" in names:
         onnx = path.with_suffix(".onnx").name
         convert = quote_command("python", "-m", "tf2onnx.convert", "--saved-model", text, "--output", onnx)
@@ -223,8 +253,9 @@ def _download_refusal(text: str) -> UsageError:
 
 def _names_like(text: str, folder: Path) -> list[str]:
     """Return the models that may be meant by a text that is no path of a model."""
-    if called := re.fullmatch(r"(.+\.py):+([A-Za-z_]\w*)(?:\(\))?", text):
-        return [f"{called[1]}:{called[2]}"]
+    if called := re.fullmatch(r"(.+?)(?:\.py)?:+([A-Za-z_]\w*)(?:\(\))?", text):
+        file = f"{called[1]}.py"
+        return [f"{file}:{called[2]}"] if (folder / file).is_file() else []
     parent = Path(text).parent
     files = [path for path in (folder / parent).glob("*") if path.suffix in (".onnx", ".pt2", ".py")]
     like = [path for path in files if path.stem == Path(text).name]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-from ci.models.not_models import refuse_no_program
+from ci.models.not_models import programs_in, refuse_no_program
 from ci.models.sample_files import sample_files
 from ci.models.user_model import BadFactory
 from provisioning.base.commands import Fix, session
@@ -17,19 +17,33 @@ from provisioning.base.settings import refuse_address, user_path
 
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 ARCHIVES = (".whl", ".zip", ".tar.gz")
+PROGRAMS = (".bin", ".dlc", ".onnx", ".pt2", ".pte")
 RECORD = "run.json"
 """The file that `run` writes beside the outputs of a program."""
 
 
 def require_program(path: Path, typed: str) -> None:
     refuse_address(typed)
+    if path.is_dir() and (programs := programs_in(path)):
+        fix = f"name a program in it: {', '.join(str(Path(typed, name)) for name in programs)}"
+        raise UsageError(f"{typed}: expected a compiled program, found a folder", fix=fix)
     if not path.is_file():
+        model = "MODEL" if path.is_dir() else typed
         problem = "it is a folder" if path.is_dir() else "there is no such file"
         fix = Fix(
-            "name a .pte, an .onnx or a context, as {} makes them", session("compile", typed, "-o", "out")
+            "name a .pte, an .onnx or a context, as {} makes them", session("compile", model, "-o", "out")
         )
         raise UsageError(f"{typed}: {problem}", fix=fix)
     refuse_no_program(path, Path(typed))
+
+
+def require_no_file_name(folder: Path) -> None:
+    """Refuse the name of a file for a folder that is to be made."""
+    if folder.suffix in PROGRAMS and not folder.is_dir():
+        raise UsageError(
+            f"-o {folder.name}: expected a folder, found the name of a file",
+            fix=Fix("the program in it gets a name of its own: {}", ("-o", folder.stem)),
+        )
 
 
 def require_outputs(folder: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from ci.one_model.named_files import RECORD, require_outputs
+from ci.one_model.named_files import RECORD, require_no_file_name, require_outputs
 from ci.suite.accuracy import Pair, Unusable, compare
 from ci.suite.figures import describe_figures
 from ci.suite.limits import missed_thresholds
@@ -42,6 +42,7 @@ def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
 
     After an error, nothing stays there; an error of the machine becomes EnvironmentLacking. The mutex is a
     file in the store, so that the folder contains only models."""
+    require_no_file_name(folder)
     with disk_errors(ELSEWHERE), _mutex(folder, store):
         try:
             folder.mkdir(parents=True, exist_ok=True)

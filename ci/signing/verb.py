@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     size = sum(path.stat().st_size for path in args.files if path.is_file())
     message = f"{args.files[0]}: reading it takes more memory or time than a library of its size may"
     limits = limit_work(size, CheckFailed(message, fix="take it again from whoever signed it"))
+    for path in args.files:
+        _require_library(path)
     if args.action == "inspect":
         with limits:
             return inspect(args.files)
@@ -87,8 +89,6 @@ def inspect(files: Sequence[Path]) -> int:
     from ci.signing import inspection
     from ci.signing.verification import SignedBy
 
-    for path in files:
-        _require_library(path)
     inspections = [inspection.inspect(path) for path in files]
     answer.add(files=[asdict(file) for file in inspections])
     sys.stdout.write("\n".join(map(inspection.format_inspection, inspections)))

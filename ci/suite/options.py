@@ -245,6 +245,12 @@ def stage_options(args: argparse.Namespace) -> StageOptions:
 
 def check(suites: Sequence[Path], flag: str = "--suite") -> None:
     for path in suites:
+        if path.is_dir():
+            names = ", ".join(sorted(file.name for file in path.glob("*.toml")))
+            raise UsageError(
+                f"{flag} {path}: expected a TOML file, found a folder",
+                fix=f"name a file in it: {names}" if names else "name a TOML file",
+            )
         if not path.is_file():
             raise UsageError(f"{flag} {path}: there is no file {path.absolute()}", fix="name a TOML file")
 

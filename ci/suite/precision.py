@@ -64,7 +64,7 @@ OnnxPrecision = Literal["fp16", "8a8w", "16a8w"]
 """The precisions in the table of ONNX's operators."""
 ONNX_PRECISIONS: tuple[OnnxPrecision, ...] = get_args(OnnxPrecision)
 
-ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
+ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "8bit": "8a8w", "int16": "16a16w"}
 """Other spellings that are accepted, beside `w8a16` and `a16w8` for `16a8w`."""
 
 MEANT = {

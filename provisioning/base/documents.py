@@ -82,8 +82,9 @@ def _manifest_error(
     first = errors[0]
     line = line_of(place(first["loc"]), path)
     fix = f"correct {path}" if others else ""
-    if not others and (form := _form_of(first) or _missing_form(first, model)):
+    if form := _form_of(first) or _missing_form(first, model):
         fix = f"write {form} in {path}:{line}" if line else f"write {form} in {path}"
+        fix += "; correct the others, too" if others else ""
     if first["loc"] in corrections:
         fix = f"did you mean {corrections[first['loc']][-1]}? Correct {path}:{line}"
     return ManifestError(path, key, expected=expected, found=found, fix=fix, line=line)

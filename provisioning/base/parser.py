@@ -20,6 +20,10 @@ DEBUG = "show tracebacks, and what pip, git or a compiler printed when it failed
 """The help of --debug."""
 
 
+NEAR = 0.7
+"""A flag is near to what was typed from this share of equal letters on: with fewer, others are proposed."""
+
+
 class Parser(argparse.ArgumentParser):
     """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
 
@@ -57,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         answer.add_error(error)
         words = [action.metavar or action.dest for action in self._get_positional_actions()]
         usage = " ".join(["usage:", self.prog, *map(str, words), "[options]"])
-        self.exit(UsageError.exit_code, red_error(f"error: {message}\n  try: {error.fix}\n{usage}\n"))
+        self.exit(UsageError.exit_code, red_error(f"error: {error.message}\n  try: {error.fix}\n{usage}\n"))
 
     def _explain(self, message: str) -> UsageError:
         """Say which flag or choice was probably meant."""
@@ -70,16 +74,16 @@ class Parser(argparse.ArgumentParser):
             return UsageError(message, fix=Fix("for example {}", example.groups()))
         if match := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
             names = [part.strip(" '") for part in match[2].split(",")]
-            if fix := _explain_choice(match[1], names):
+            if fix := _explain_choice(match[1], names) or self._name_values([match[1]]):
                 return UsageError(message, fix=fix)
         elif match := re.search(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w-]*)", message):
             if fix := self._explain_flag(match[1]):
                 return UsageError(message, fix=fix)
-            names = [name for name in self._flags() if name not in ("-h", "--help")]
-            unknown = UsageError(message, fix=self._leave_flag_out(match[1]))
+            return UsageError(message, fix=self._near_flags(match[1]) or self._leave_flag_out(match[1]))
         elif values := re.search(r"unrecognized arguments: (.+)", message):
             return UsageError(message, fix=self._explain_values(values[1].split(" ")) or unknown.fix)
         elif flag := re.search(r"argument (\S+): expected (?:one|at least one) argument", message):
+            message += self._like_a_flag(flag[1])
             return UsageError(message, fix=self._describe_flag(flag[1]) or unknown.fix)
         elif "required: MODEL" in message and "--suite" in self._words:
             return UsageError(message, fix=self._name_model_of_suite())
@@ -97,6 +101,25 @@ class Parser(argparse.ArgumentParser):
         flags = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
         unknown = [flag for flag in flags if flag not in self._option_string_actions]
         return f"; unrecognized arguments: {' '.join(unknown)}" if unknown else ""
+
+    def _near_flags(self, flag: str) -> str:
+        """Return the flags that may be meant by one that is not there; empty if none is near."""
+        from difflib import get_close_matches
+
+        by_name = {name.lstrip("-"): name for name in self._flags() if name not in ("-h", "--help")}
+        word = flag.lstrip("-")
+        begun = [name for name in by_name if name.startswith(word)]
+        # Two exchanged characters are nearer than another one.
+        swapped = [name for name in by_name if sorted(name) == sorted(word)]
+        near = begun or swapped[:1] or get_close_matches(word, by_name, n=1, cutoff=NEAR)
+        return f"did you mean {', '.join(by_name[name] for name in near)}?" if near else ""
+
+    def _like_a_flag(self, flag: str) -> str:
+        """Name the value behind this flag that argparse takes for another flag."""
+        names = flag.split("/")
+        places = [place for place, word in enumerate(self._words[:-1]) if word in names]
+        values = [self._words[place + 1] for place in places]
+        return f", found {values[0]}, which begins as a flag does" if values else ""
 
     def _flags(self) -> list[str]:
         """The flags of this parser, and of the subparser that was typed."""
@@ -120,11 +143,11 @@ class Parser(argparse.ArgumentParser):
         return Fix("leave {} out; {} {} lists the flags", flag, self.prog, ("--help",))
 
     def _name_model_of_suite(self) -> Fix:
-        suite = next((word for word in self._words if word.endswith(".toml")), "models.toml")
+        flag = self._words.index("--suite")
         return Fix(
             "name the model to add to the suite, {}; or run the models that the suite has: {}",
             self._typed(["net.py:model", *self._words]),
-            ("gate", "--suite", suite),
+            ("gate", *self._words[flag : flag + 2]),
         )
 
     def _example(self) -> str:
@@ -135,13 +158,29 @@ class Parser(argparse.ArgumentParser):
         """Return the fix for words that are nobody's."""
         if any(word.startswith("-") for word in words):
             return None
+        return (
+            self._name_values(words)
+            or self._repeated(words)
+            or self._one_a_command(words)
+            or self._leave_out(words)
+        )
+
+    def _name_values(self, words: Sequence[str]) -> Fix | None:
+        """Put the right flag before each of these words, if their form says which one that is. What stands
+        before a word already is the wrong flag."""
         flags = {word: words_of_others.flag_of(word, self._option_string_actions) for word in words}
         if not all(flags.values()):
-            return self._repeated(words) or self._one_a_command(words) or self._leave_out(words)
+            return None
         typed: list[str] = []
         for word in self._words:
+            if word in flags and typed[-1:] and self._takes_choices(typed[-1]):
+                typed.pop()
             typed += [flags[word], word] if word in flags else [word]
         return Fix("name what it is: {}", self._typed(typed))
+
+    def _takes_choices(self, flag: str) -> bool:
+        action = self._option_string_actions.get(flag)
+        return action is not None and action.choices is not None
 
     def _explain_flag(self, flag: str) -> Fix | str:
         """Return the fix for a flag that other tools have."""

@@ -241,6 +241,12 @@ def _names(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
 def _chips(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
     """Return QNN's names of the chips, each once; says which it is if the user named one otherwise."""
     typed = _names(source, values)
-    chips = {name: chip_named(name) for name in typed}
+    try:
+        chips = {name: chip_named(name) for name in typed}
+    except UsageError as error:
+        if source.startswith("-"):
+            raise
+        # Whoever typed no flag looks for the name in vain.
+        raise UsageError(f"{source}: {error.message}", fix=error.fix) from None
     sys.stderr.writelines(f"{source} {name}: {chip}\n" for name, chip in chips.items() if name != chip)
     return tuple(dict.fromkeys(chips.values()))

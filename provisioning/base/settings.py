@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UnknownName, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -136,6 +136,12 @@ def reports_path(flag: Path | None = None, environ: Mapping[str, str] = os.envir
 
 def profile_names() -> list[str]:
     return sorted(path.stem for path in (MANIFESTS / "profiles").glob("*.toml"))
+
+
+def unknown_profile(name: str) -> UnknownName:
+    """Return the error for a profile that is not there. Whoever typed no flag looks for the name in vain."""
+    by_variable = ", which QNN_CI_PROFILE names" if os.environ.get("QNN_CI_PROFILE") == name else ""
+    return UnknownName(f"there is no profile {name!r}{by_variable}", name, profile_names())
 
 
 PLACEHOLDER = "OWNER/qnn-ci"

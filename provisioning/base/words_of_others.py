@@ -10,6 +10,10 @@ FLAGS = {
     **dict.fromkeys(("--bits", "--dtype", "--quant", "--quantize", "--quantization"), "--precision"),
     **dict.fromkeys(("--calib", "--data", "--dataset", "--input-list", "--samples"), "--calibrate"),
     **dict.fromkeys(("--out", "--out-dir", "--output-dir"), "--output"),
+    **dict.fromkeys(("-o", "--output"), "--reports"),
+    **dict.fromkeys(("--config", "--models"), "--suite"),
+    **dict.fromkeys(("--qairt", "--qnn", "--sdk"), "--profile"),
+    **dict.fromkeys(("-v", "--verbose"), "--debug"),
     **dict.fromkeys(("--batch", "--input-shape", "--shape", "--shapes"), "--dimension"),
 }
 
@@ -62,6 +66,7 @@ VALUES = (
     ("--profile", re.compile(r"wheels|qnn-\d\S*")),
     ("--suite", re.compile(r"\S+\.toml")),
     ("--reports", re.compile(r"(\S*/)?reports/?")),
+    ("--floor", re.compile(r"\d+(\.\d+)?(dB)?")),
 )
 """What a flag's values look like, where it is not typed before them."""
 

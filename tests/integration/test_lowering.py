@@ -43,7 +43,7 @@ BAD = {
     "changes_input": ("lowering-compile", "the model changes its input in place (lowering_models.py:"),
     "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),
     "no_module": ("lowering-factory", "importing no_such_module raises ModuleNotFoundError"),
-    "nothing_excluded": ("lowering-suite", "nodes = 'conv*' matches no node"),
+    "nothing_excluded": ("lowering-suite", "nodes = 'conv*' matches no node; nodes are "),
 }
 """By factory or case: the rule of its one finding, and what it names."""
 

@@ -16,6 +16,7 @@ from ci.diagnose.rules import code_named, failure_rules
 from provisioning.base import toml
 from provisioning.base.command_line import main
 from provisioning.base.settings import MANIFESTS
+from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import load_faults
 
 HEALTHY = Path(__file__).with_name("healthy_logs.txt")
@@ -190,7 +191,9 @@ def test_an_empty_log_is_called_empty(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "net.py").write_text("import torch\n")
+    StageRun("compile", "wheels", "").finish().write(tmp_path)
     answers: dict[str | Path, str] = {
+        tmp_path / "compile.json": "diagnose -- --bundle",
         tmp_path / "net.py": "run.log",
         "https://example.com/build.log": "curl -LO",
     }

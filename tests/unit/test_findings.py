@@ -150,6 +150,11 @@ def test_chips_are_listed_with_the_names_that_people_use(capsys: pytest.CaptureF
     assert len(shown()) > 20
 
 
+def test_a_chip_that_is_wrong_in_the_variable_is_refused_by_the_variables_name() -> None:
+    with pytest.raises(UsageError, match="QNN_CI_SOC"):
+        selected(QNN_CI_SOC="SM87500")
+
+
 @pytest.mark.parametrize("flags", [("--soc", ""), ("--soc", "SM8650,"), ("--profile", "")])
 def test_an_empty_name_is_an_error_and_not_the_default(flags: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=flags[0]):

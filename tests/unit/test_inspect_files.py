@@ -77,6 +77,13 @@ def test_a_file_is_named_for_what_it_is(
         inspect(tmp_path / name, "--extract", tmp_path)
 
 
+def test_of_a_folder_of_programs_one_is_to_be_named(tmp_path: Path) -> None:
+    (tmp_path / "net.pte").write_bytes(program())
+    with pytest.raises(UsageError) as refused:
+        inspect(tmp_path)
+    assert str(tmp_path / "net.pte") in refused.value.fix
+
+
 CUT = CONTEXT_MARK + struct.pack("<3Q", 16, 4096, 512) + BUILD_ID.encode()
 
 

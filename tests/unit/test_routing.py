@@ -93,6 +93,18 @@ WRONG = {
     "compile net.py:make -o out --offline": "a flag of nox -s provision",
     "gate --suite models.toml -z net": "leave -z out",
     "audit net.py:make --html": "report -- --format html",
+    "compile net.py:make -o out -p fp16": "did you mean --precision",
+    "compile net.py:make -o out --verbose": "did you mean --debug",
+    "report --open": "leave --open out",
+    "tune net.py:make --target 35": "-- net.py:make --floor 35",
+    "tune net.py:make --floor -5dB": "found -5dB",
+    "compile net.py:make -o net.pte": "found the name of a file",
+    "compile ./net:make -o out": "did you mean ./net.py:make",
+    "compile package -o out": "package/net.py:build",
+    "compile samples -o out": "--calibrate samples",
+    "compile programs -o out": "run -- programs/net.pte",
+    "run programs": "programs/net.pte",
+    "gate --suite Llama": "found a folder",
     "store gc --older 7d": "did you mean --older-than",
     "store --dry-run": "store -- gc --dry-run",
     "compile --suite models.toml -o out": "gate -- --suite models.toml",
@@ -130,6 +142,9 @@ def test_wrong_words_are_refused_with_no_package_at_hand(folder: Path) -> None:
         ("adapters/adapter_config.json", "{}"),
         ("photos/0.jpg", ""),
         ("net.json", "{}"),
+        ("package/net.py", "def build(): ..."),
+        ("samples/0.npy", ""),
+        ("programs/net.pte", ""),
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)

@@ -72,6 +72,12 @@ def test_verifying(
     assert outcome is (Outcome.PASS, Outcome.FAIL, Outcome.ERROR)[code]
 
 
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_what_is_no_library_is_refused(verb: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert signing(verb, root) == 2
+    assert "expected a Hexagon library" in capsys.readouterr().err
+
+
 def test_a_file_of_several_certificates_does_not_say_which_to_trust(
     signed: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,10 @@ FLOAT = "fp16"
 """Nodes that are not quantized have this precision."""
 
 
+NAMED = 12
+"""A message names at most so many nodes."""
+
+
 class Patterns(set[str]):
     """Holds names with patterns, in which `*` matches anything, and records which patterns matched
     nothing."""
@@ -49,10 +53,15 @@ class Patterns(set[str]):
         super().__init__(patterns)
         self.option = option
         self.matches: set[str] = set()
+        self.names: set[str] = set()
+        """The nodes that were looked up."""
 
     def matching(self, name: object) -> str | None:
+        if not isinstance(name, str):
+            return None
+        self.names.add(name)
         for pattern in self:
-            if isinstance(name, str) and fnmatchcase(name, pattern):
+            if fnmatchcase(name, pattern):
                 self.matches.add(pattern)
                 return pattern
         return None
@@ -62,7 +71,10 @@ class Patterns(set[str]):
 
     def require_used(self) -> None:
         if unused := sorted(set(self) - self.matches):
-            raise Failed("suite", f"{self.option} = {unused[0]!r} matches no node")
+            names = sorted(self.names)
+            near = [name for name in names if unused[0].strip("*") in name] or names
+            listed = ", ".join(near[:NAMED]) + (" …" if near[NAMED:] else "")
+            raise Failed("suite", f"{self.option} = {unused[0]!r} matches no node; nodes are {listed}")
 
 
 class Discarded(set[str]):
