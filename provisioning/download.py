@@ -24,7 +24,7 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from provisioning.base import units
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError, causes
-from provisioning.base.files import ANOTHER_STORE, digest_of, disk_errors, hash_file, write_all
+from provisioning.base.files import ANOTHER_STORE, digest_of, disk_errors, hash_file, open_regular, write_all
 from provisioning.base.progress import SILENT, Progress
 from provisioning.base.proxies import dead_proxy
 
@@ -130,15 +130,24 @@ class Transfer:
 
     def run(self, url: str) -> Fetched:
         if url.startswith("file:"):
-            local = Path(unquote(urlsplit(url).path))
-            with disk_errors(ANOTHER_STORE, self.into.parent, local.stat().st_size):
-                shutil.copyfile(local, self.part)
-            return self._land(str(local), hash_file(self.part), self.part.stat().st_size, resumed=False)
+            return self._from_this_machine(Path(unquote(urlsplit(url).path)))
         with open_session() as session:
             try:
                 return self._from(session, url)
             finally:
                 self.progress.finish()
+
+    def _from_this_machine(self, local: Path) -> Fetched:
+        try:
+            stream = open_regular(local)
+        except OSError as error:
+            message = f"{local}: cannot be read: {error.strerror}"
+            raise UpstreamError(message, fix="put the file there, or correct the address") from error
+        with stream:
+            size = os.fstat(stream.fileno()).st_size
+            with disk_errors(ANOTHER_STORE, self.into.parent, size), self.part.open("wb") as part:
+                shutil.copyfileobj(stream, part, 1 << 20)
+        return self._land(str(local), hash_file(self.part), self.part.stat().st_size, resumed=False)
 
     def _from(self, session: requests.Session, url: str) -> Fetched:
         """Try until it succeeds, or until too many attempts in a row made no progress."""

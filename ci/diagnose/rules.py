@@ -296,9 +296,9 @@ def _rule(
     unless_line: Sequence[str] = (),
     unless: Sequence[str] = (),
     rank: str = "cause",
+    several: bool = False,
     codes: Sequence[int | str] = (),
     commands: Sequence[Sequence[str]] = (),
-    **flags: Any,
 ) -> FailureRule:
     return FailureRule(
         id,
@@ -308,7 +308,7 @@ def _rule(
         LogPattern(*unless_line, any_case=True) if unless_line else None,
         frozenset(unless),
         Rank[rank],
-        flags.get("several", False),
+        several,
         frozenset(map(_parse_number, codes)),
         cause,
         Fix(fix, *commands),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 
+from ci.diagnose import rules
 from lab.lock import files, hashes, verb
 from provisioning import manifest, python_environments
 from provisioning.base import settings
@@ -79,3 +80,9 @@ def write_profile(folder: Path, components: Mapping[str, Component], name: str =
     }
     (folder / "profiles" / f"{name}.toml").write_text(tomlkit.dumps({**top, "components": rows}))
     manifest.load_profile.cache_clear()
+
+
+def own_failure_rules(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """`diagnose` reads its rules from this folder."""
+    rules.failure_rules.cache_clear()
+    patch.setattr(rules, "RULES", folder)

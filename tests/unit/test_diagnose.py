@@ -18,6 +18,7 @@ from provisioning.base.command_line import main
 from provisioning.base.settings import MANIFESTS
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import load_faults
+from tests.support.own_manifests import own_failure_rules
 
 HEALTHY = Path(__file__).with_name("healthy_logs.txt")
 """Made by the tools themselves: pip, uv, CMake, ninja, make, apt, pytest, our gate and others."""
@@ -50,6 +51,16 @@ def test_no_two_rules_have_one_name() -> None:
     files = sorted((MANIFESTS / "diagnose").glob("*.toml"))
     names = [row["id"] for file in files for row in toml.loads(file.read_text(encoding="utf-8"))["rule"]]
     assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_a_misspelt_key_of_a_rule_does_not_count_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = 'id = "x"\npatterns = ["x"]\ncause = "x"\nfix = "x"\nsource = "x"\nexample = "x"\nsevral = true\n'
+    (tmp_path / "htp.toml").write_text(f"[[rule]]\n{row}")
+    own_failure_rules(monkeypatch, tmp_path)
+    with pytest.raises(TypeError, match="sevral"):
+        failure_rules()
 
 
 def test_rules_name_rules_that_are_there_and_do_not_silence_each_other() -> None:

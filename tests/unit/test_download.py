@@ -3,7 +3,9 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
 import random
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -273,6 +275,18 @@ def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Pat
     local.write_bytes(OTHER)
     with pytest.raises(IntegrityError, match=SHA):
         fetch(local.as_uri(), into, sha256=SHA, size=None, name="local.bin")
+    assert files(into) == []
+
+
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_a_file_of_this_machine_that_cannot_be_read_is_named(
+    is_pipe: bool, into: Path, tmp_path: Path
+) -> None:
+    local = tmp_path / "local.bin"
+    if is_pipe:
+        os.mkfifo(local)
+    with pytest.raises(UpstreamError, match=re.escape(str(local))):
+        fetch(local.as_uri(), into, sha256=SHA, size=None)
     assert files(into) == []
 
 
