@@ -23,6 +23,7 @@ NDK_RUNTIME = Path("sysroot/usr/lib/aarch64-linux-android/libc++_shared.so")
 """The runtime library's path below NDK_PREBUILT."""
 NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
 HEXAGON_SDK: ComponentName = "hexagon-sdk"
+ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
 EXECUTORCH_SOURCE: ComponentName = "executorch-source"
 EXECUTORCH_RUNTIME: ComponentName = "executorch-runtime"
 

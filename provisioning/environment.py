@@ -179,7 +179,7 @@ def resolve(
             is_needed = selection.target in KINDS[component].needed_by and (component == QNN_SDK or ours)
         else:
             is_needed = component in needs
-        root = _users_root(component, is_needed, selection, environ, notes)
+        root = _users_root(component, is_needed, not refuses_changed, selection, environ, notes)
         if root is None:
             tree = _find_tree(component, pin, selection, trees) if pin is not None else None
             stored = _root_of(component, tree) if tree is not None else None
@@ -386,8 +386,15 @@ def _is_in_store(value: str, variable: str, store: Path) -> bool:
 
 
 def _users_root(
-    component: str, is_needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[Note]
+    component: str,
+    is_needed: bool,
+    checks_all: bool,
+    selection: Selection,
+    environ: Mapping[str, str],
+    notes: list[Note],
 ) -> Root | None:
+    """What the user's variable names. It is compared with its first use if it is needed, or if the caller
+    checks all."""
     from provisioning.store.own_trees import change_since_first_use
 
     own = users_own(component, selection.store, environ, notes)
@@ -406,7 +413,7 @@ def _users_root(
         notes.append(Note(text, variable if serves_target else ""))
         return None
     change = None
-    if is_needed:
+    if is_needed or checks_all:
         change = change_since_first_use(selection.store, component, adopted.path, adopted.version)
         if change:
             command = session("store", "adopt", adopted.path)

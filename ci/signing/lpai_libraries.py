@@ -19,12 +19,11 @@ from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.build_ids import build_ids, version_in
+from provisioning.components import ELFSIGNER
 from provisioning.elf import version_key
 from provisioning.environment import Environment, Root
 from provisioning.manifest import load_profile, load_socs, soc_named
 from provisioning.sources import Version
-
-ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
 
 
 class NeededLibrary(Model):

@@ -17,7 +17,15 @@ from pathlib import Path, PurePosixPath
 
 from provisioning.base.rendering import plural
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
-from provisioning.components import ANDROID_NDK, KINDS, QNN_SDK, identity_of
+from provisioning.components import (
+    ANDROID_NDK,
+    ELFSIGNER,
+    HEXAGON_SDK,
+    KINDS,
+    QNN_SDK,
+    identity_of,
+    metadata_text,
+)
 from provisioning.elf import Elf, Loading, load_all
 from provisioning.elf_names import damaged_name
 from provisioning.environment import HOST_LIBRARIES, Environment, Note, Root, resolve
@@ -40,7 +48,7 @@ class ComponentTree:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Version by what states it: `sdk.yaml`, `directory`, `source.properties`."""
     unusable: str = ""
-    """Why its compiler cannot build, of an NDK."""
+    """Why an NDK cannot build, or a Hexagon SDK cannot sign."""
     change: str = ""
     """What became of the user's own one since its first use."""
     is_composed: bool = False
@@ -204,6 +212,8 @@ def looked_at(
     component: str, path: Path, origin: str, variable: str = "", pin: Component | None = None
 ) -> ComponentTree:
     unusable = why_unusable(path) if component == ANDROID_NDK else ""
+    if component == HEXAGON_SDK and not metadata_text(path / ELFSIGNER).strip():
+        unusable = f"has no {ELFSIGNER}, or an empty one: it cannot sign libraries"
     versions = stated_versions(component, path)
     is_own = origin == "directory"
     files = files_of_release(component, path, versions.values(), pin) if is_own else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
@@ -223,6 +224,8 @@ def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
     if tree.origin == "store":
         # The inventory verifies a tree of the store, and its version with it.
         return
+    if tree.unusable:
+        yield Problem(tree.label, tree.unusable)
     version = tree.versions.get("directory")
     if version is None:
         raise CouldNotRun(
@@ -291,6 +294,7 @@ def user_variables(context: Context) -> Iterator[Problem]:
             yield Problem(note.variable, note.text)
 
 
+_METADATA = (".dist-info", ".egg-info")
 _ADAPTOR = "backends/qualcomm/python/PyQnn*.so"
 
 
@@ -320,7 +324,7 @@ def _hiding_modules(entry: Path, host: Host, pinned: Set[str]) -> Iterator[str]:
     """Files and packages in this folder, or archive, that have an installed module's name; a folder of
     packages has their metadata."""
     names = _names_in(entry)
-    if any(name.endswith((".dist-info", ".egg-info")) for name in names):
+    if any(name.endswith(_METADATA) for name in names):
         return
     for name in names:
         module, _, suffix = name.partition(".")
@@ -331,6 +335,18 @@ def _hiding_modules(entry: Path, host: Host, pinned: Set[str]) -> Iterator[str]:
             package = name.partition("/")[0]
             if package in host.regular_packages:
                 yield package
+
+
+_STARTER = re.compile(r"(?:site|user)customize\.(?:.+\.)?(?:py|pyc|so)")
+"""A module that Python runs as it starts, whatever the program."""
+
+
+def _starter_in(entry: Path) -> str:
+    """The name of such a module in this folder, or archive; none in a folder of installed packages."""
+    names = _names_in(entry)
+    if any(name.endswith(_METADATA) for name in names):
+        return ""
+    return next(filter(_STARTER.fullmatch, names), "")
 
 
 def _names_in(entry: Path) -> list[str]:
@@ -358,3 +374,7 @@ def python_path(context: Context) -> Iterator[Problem]:
             f"{entry} holds {' and '.join(names)}, which Python imports instead of what is installed",
             f"leave the folder out: {fix}",
         )
+    for entry in entries:
+        if name := _starter_in(Path(entry)):
+            message = f"{entry or '.'} holds {name}, which Python runs before each program of ours"
+            yield Problem("PYTHONPATH", message, "take it out of that folder", Severity.WARNING)

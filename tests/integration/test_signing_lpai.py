@@ -19,6 +19,7 @@ from ci.signing.elfsigner import Consent, Elfsigner
 from ci.signing.verification import ExpectedSignature, Purpose
 from provisioning import licences
 from provisioning.base.errors import CheckFailed
+from provisioning.components import ELFSIGNER
 from tests.support import hexagon_sdk
 from tests.support.builds import gone
 from tests.support.elfsigner_stand_in import DISCLAIMER, QUESTION
@@ -153,7 +154,7 @@ def test_the_signer_learns_nothing_of_our_environment(
 @pytest.mark.parametrize("behaviour", ["hang", "hang without output"])
 def test_a_signer_that_hangs_is_ended(world: World, python: str, tmp_path: Path, behaviour: str) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour=behaviour)
-    script = world.hexagon / lpai_libraries.ELFSIGNER
+    script = world.hexagon / ELFSIGNER
     table = lpai_libraries.load_table().elfsigner
     signer = Elfsigner(script, Path(python), 1, lambda _: True, table)
     (into := tmp_path / "into").mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioning.base.settings import TARGETS
-from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
+from provisioning.components import ELFSIGNER, NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.manifest import load_profile, soc_named
 from provisioning.qnn_libraries import Library as Found
 from provisioning.qnn_libraries import libraries_in, read
@@ -100,6 +100,12 @@ def write_ndk(root: Path, revision: str = NDK) -> Path:
     return root
 
 
+def write_elfsigner(hexagon: Path) -> None:
+    place = hexagon / ELFSIGNER
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("print('signed')\n")
+
+
 _LOOKED_AT: dict[tuple[str, str, tuple[object, ...]], ComponentTree] = {}
 
 
@@ -143,7 +149,7 @@ def context_of(base: Path, **changes: Any) -> Context:
     sdk = base / "sdk" if (base / "sdk").is_dir() else write_sdk(base / "sdk")
     ndk = base / "ndk" if (base / "ndk").is_dir() else write_ndk(base / "ndk")
     hexagon = base / "Hexagon_SDK" / load_profile(PROFILE).components["hexagon-sdk"].version
-    hexagon.mkdir(parents=True, exist_ok=True)
+    write_elfsigner(hexagon)
     host_libraries = sdk / "lib" / X86
     environ: Mapping[str, str] = {
         "QNN_SDK_ROOT": str(sdk),

@@ -9,12 +9,12 @@ import pytest
 
 from ci.builds.built_files import FIXES
 from provisioning.base.findings import Report
-from provisioning.components import NDK_TOOLCHAIN
+from provisioning.components import ELFSIGNER, NDK_TOOLCHAIN
 from provisioning.elf import Wrong
 from provisioning.validation import catalogue, libraries
 from provisioning.verbs import validate
 from tests.support.elves import Library
-from tests.support.environments import ANDROID, PROFILE, X86, library, write_ndk, write_sdk
+from tests.support.environments import ANDROID, PROFILE, X86, library, write_elfsigner, write_ndk, write_sdk
 from tests.support.typed import run_here
 
 
@@ -80,3 +80,16 @@ def test_a_named_pipe_in_the_place_of_a_toolchain_file_is_not_waited_for(sdk: Pa
     place.unlink()
     os.mkfifo(place)
     assert run("--rule", "ndk-usable", "--target", "aarch64-android") == 1
+
+
+def test_a_change_of_an_sdk_that_only_signing_needs_is_named(
+    sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hexagon = tmp_path / "Hexagon_SDK" / "6.5.0.0"
+    write_elfsigner(hexagon)
+    monkeypatch.setenv("HEXAGON_SDK_ROOT", str(hexagon))
+    rule = ("--rule", "own-tree", "--strict")
+    assert run(*rule) == 0
+    (hexagon / ELFSIGNER).write_text("print('not signed')\n")
+    assert run(*rule) == 1
+    assert [f.subject.startswith(str(hexagon)) for f in report_in(tmp_path).findings] == [True]

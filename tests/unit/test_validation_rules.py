@@ -38,6 +38,7 @@ from tests.support.environments import (
     context_of,
     library,
     users_tree,
+    write_elfsigner,
     write_ndk,
     write_sdk,
 )
@@ -235,10 +236,12 @@ def ndk_of(revision: str) -> Arrange:
     return arrange
 
 
-def hexagon_sdk_named(version: str) -> Arrange:
+def hexagon_sdk_named(version: str, *, signs: bool = True) -> Arrange:
     def arrange(base: Path) -> Context:
         path = base / "other" / version
         path.mkdir(parents=True)
+        if signs:
+            write_elfsigner(path)
         context = context_of(base)
         tree = users_tree("hexagon-sdk", "HEXAGON_SDK_ROOT", path)
         return replace(context, trees={**context.trees, "hexagon-sdk": tree})
@@ -372,6 +375,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("ndk-revision", "/ndk", properties_are_a_pipe),
     ("elf-machine", "libX.so", host("libX.so", program=True)),
     ("hexagon-sdk-version", "5.5.5.0", hexagon_sdk_named("5.5.5.0")),
+    ("hexagon-sdk-version", "6.5.0.0", hexagon_sdk_named("6.5.0.0", signs=False)),
     ("python-packages", "torch", machine(packages={**PACKAGES, "torch": "2.1.0+cpu"})),
     ("cxx-compiler", "compiler", machine(compiler="")),
     ("glibc-version", "glibc", machine(glibc="2.31")),
@@ -406,6 +410,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("user-variables", "ADSP_LIBRARY_PATH", changed(notes=(Note("split at both", "ADSP_LIBRARY_PATH"),))),
 ]
 WARNINGS: list[tuple[str, str, Arrange]] = [
+    ("python-path", "PYTHONPATH", module_on_the_path("sitecustomize.py")),
     ("qnn-version", "/sdk", versioned_sdk("")),
     ("qnn-version", "/sdk", sdk_with(versions={"directory": NAMED})),
     ("own-tree", "/sdk", own_sdk_was_upgraded),
