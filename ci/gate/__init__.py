@@ -3,7 +3,7 @@ the packages that check a manifest."""
 
 from __future__ import annotations
 
-from ci.lanes.registry import lanes_by_stage
+from ci.lanes.registry import lanes_by_gate_stage
 from provisioning.base import toml
 from provisioning.base.settings import MANIFESTS
 
@@ -16,4 +16,4 @@ GATE_ENVIRONMENT = "executorch"
 
 def stage_names() -> list[str]:
     rows = toml.loads(GATE_TABLE.read_text(encoding="utf-8"))["stage"]
-    return [*dict.fromkeys([*(stage["name"] for stage in rows), *lanes_by_stage()])]
+    return [*dict.fromkeys([*(stage["name"] for stage in rows), *lanes_by_gate_stage()])]

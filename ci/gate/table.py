@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ci.gate import GATE_ENVIRONMENT, GATE_TABLE
-from ci.lanes.registry import lanes_by_stage
+from ci.lanes.registry import lanes_by_gate_stage
 from ci.suite.lane_head import LaneHead
 from provisioning.base.documents import Model, load
 
@@ -95,7 +95,7 @@ def gate_table(path: Path = GATE_TABLE) -> GateTable:
 def gate_stages(path: Path = GATE_TABLE) -> list[GateStage]:
     """Return the stages in order. Stages of lanes without a row of their own come last."""
     rows = {stage.name: stage for stage in gate_table(path).stage}
-    heads = lanes_by_stage()
+    heads = lanes_by_gate_stage()
     for name in heads:
         rows.setdefault(name, GateStage(name=name, program="ci"))
     return [_bind_to_lane(stage, heads[name]) if name in heads else stage for name, stage in rows.items()]

@@ -219,7 +219,7 @@ def programs_of(rows: Iterable[CiJob], occasion: str, caller: Caller) -> dict[st
         for lane in caller.lanes_of(row):
             tags = tags_of(row, occasion, caller)
             names = names_of(lane, caller.suites.get(lane, ()), tags, caller)
-            stages = lane_named(lane).head.stage_names if row.stage == GATE else (row.stage,)
+            stages = lane_named(lane).head.gate_stages if row.stage == GATE else (row.stage,)
             programs |= dict.fromkeys(stages, names)
     return programs
 

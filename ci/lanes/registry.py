@@ -137,6 +137,11 @@ def stages() -> Iterator[tuple[LaneHead, LaneStage]]:
             yield row.head, stage
 
 
+def lanes_by_gate_stage() -> dict[str, LaneHead]:
+    """Map the name of each stage that a gate starts to its lane."""
+    return {name: row.head for row in lanes_with_suites() for name in row.head.gate_stages}
+
+
 def lanes_by_stage() -> dict[str, LaneHead]:
     """Map the name of each stage to the lane whose programs are in the stage's report."""
     return {stage.name: row.head for row in lanes_with_suites() for stage in row.head.stages}

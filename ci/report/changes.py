@@ -28,7 +28,7 @@ SHARE = 0.01
 What = Literal[
     "passed",
     "ddr_read", "ddr_written", "pte_bytes", "context_bytes", "cpu_operators",
-    "sqnr_db", "reference_sqnr_db", "agreement", "top1",
+    "sqnr_db", "reference_sqnr_db", "agreement", "top1", "emulator_sqnr_db", "emulator_agreement",
 ]  # fmt: skip
 WORSE: dict[What, str] = {
     "passed": "passes no more:",
@@ -36,6 +36,8 @@ WORSE: dict[What, str] = {
     "sqnr_db": "less exact: SQNR",
     "reference_sqnr_db": "less exact: SQNR against the quantized model",
     "agreement": "less exact: equal elements",
+    "emulator_sqnr_db": "farther from the emulator: SQNR",
+    "emulator_agreement": "farther from the emulator: equal elements",
     "top1": "less exact: top-1",
     "ddr_read": "slower: DDR read",
     "ddr_written": "slower: DDR written",
@@ -141,7 +143,14 @@ def rank(change: ChangedFigure) -> tuple[int, str, str]:
 
 def figures_of(row: ReportRow) -> dict[str, float]:
     """The figures of a program's row that are compared."""
-    figures = {**row.figures, **row.costs, "cpu_operators": row.cpu_operators, "passed": float(row.passed)}
+    against = {f"emulator_{name}": value for name, value in row.against_emulator.items()}
+    figures = {
+        **row.figures,
+        **against,
+        **row.costs,
+        "cpu_operators": row.cpu_operators,
+        "passed": float(row.passed),
+    }
     return {key: value for key in WORSE if isinstance(value := figures.get(key), int | float)}
 
 

@@ -265,6 +265,27 @@ class LayersPart:
 
 
 @dataclass(frozen=True, slots=True)
+class LatencyProfile:
+    """What a device measured of a program's inferences."""
+
+    latency_us: float = 0.0
+    spread_us: float = 0.0
+    peak_bytes: float | None = None
+    load_us: float | None = None
+    layers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOfRow:
+    """The device that ran a program."""
+
+    way: str
+    device: str
+    build_id: str = ""
+    profile: LatencyProfile | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReportRow:
     """A row of a report about a program of a stage, or a model of a command. Its fields are the names that
     tables of reports have."""
@@ -292,6 +313,12 @@ class ReportRow:
     baseline_build_id: str = ""
     parts: list[LayersPart] = field(default_factory=list)
     slices: list[str] = field(default_factory=list)
+    ran_on: DeviceOfRow | None = None
+    """Its figures are then of this device."""
+    emulated: dict[str, float] = field(default_factory=dict)
+    """The emulator's figures against float, beside a device's."""
+    against_emulator: dict[str, float] = field(default_factory=dict)
+    """The device's figures against the emulator."""
     when: str = ""
     said: list[str] = field(default_factory=list)
 

@@ -37,10 +37,15 @@ class ReportedProgram:
 
     def row(self, step: Literal[0, 1]) -> ReportRow:
         """The row of the stage that compiles the program (0) or runs it (1)."""
-        stages = self.head.stage_names if self.head else ()
+        stages = self.head.gate_stages if self.head else ()
         if len(stages) < 2:
-            return self.first
+            return next((self.rows[name] for name in stages if name in self.rows), self.first)
         return self.rows.get(stages[0] if step == 0 else stages[-1], ReportRow())
+
+    @property
+    def device_row(self) -> ReportRow | None:
+        """The row of the stage that judged it on a device."""
+        return next((row for row in self.rows.values() if row.ran_on), None)
 
     @property
     def first(self) -> ReportRow:
@@ -75,6 +80,8 @@ class ReportedProgram:
         if lines := self.first.said:
             return next((line for line in lines if " dB" in line), lines[0])
         compiled, run = self.row(0), self.row(1)
+        if self.device_row and not run.figures:
+            run = self.device_row
         words = [run.through]
         if compiled.delegates is not None:
             delegates = plural(compiled.delegates, "delegate")

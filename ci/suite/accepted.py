@@ -92,6 +92,10 @@ class Recorded(Costs):
     """The first line of that failure, without what differs from run to run."""
     in_float: bool = False
     """Whether nothing was quantized in a program with floats, although its precision says so."""
+    device_sqnr_db: float | None = None
+    """The SQNR of a device's outputs against the emulator's that a person agreed to."""
+    device_agreement: float | None = None
+    """The share of integers equal to the emulator's."""
     draws: tuple[dict[str, float], ...] = ()
     """The figures of each sample; set for a program whose every result is recorded."""
 

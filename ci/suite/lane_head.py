@@ -23,14 +23,15 @@ FROM_MODEL = (COMPILE, QUANTIZE, AUDIT, DIVERGENCE, REPAIR, TUNE, FORECAST)
 """The verbs that take a model and make a program of it."""
 ONE_MODEL = (*FROM_MODEL, RUN)
 """The commands for one model. A lane supports some of them."""
-STAGE, KEEPING_STAGE, LANGUAGE_STAGE, TESTS = (
+STAGE, KEEPING_STAGE, LANGUAGE_STAGE, DEVICE_STAGE, TESTS = (
     "a lane's stage",
     "a lane's stage that can keep files",
     "the stage of language models",
+    "a lane's stage on devices",
     "a stage of ExecuTorch's own tests",
 )
 """The sets of flags that stages have. A flag says in which of them it is, as it says which verbs take it."""
-STAGES = (STAGE, KEEPING_STAGE, LANGUAGE_STAGE)
+STAGES = (STAGE, KEEPING_STAGE, LANGUAGE_STAGE, DEVICE_STAGE)
 """Stages with these flags run a suite."""
 
 
@@ -64,7 +65,7 @@ class LaneHead:
     environment: str
     """The locked Python that it runs in."""
     stages: tuple[LaneStage, ...]
-    """The first stage compiles a program, the last runs it; one stage may do both."""
+    """The first stage compiles a program, and the last that a gate starts runs it; one may do both."""
     models: str = ""
     """The models that the lane takes, in words."""
     timeout: float = TIMEOUT
@@ -85,6 +86,11 @@ class LaneHead:
     @property
     def stage_names(self) -> tuple[str, ...]:
         return tuple(stage.name for stage in self.stages)
+
+    @property
+    def gate_stages(self) -> tuple[str, ...]:
+        """The names of the stages that a gate starts. A device is only asked by those who have one."""
+        return tuple(stage.name for stage in self.stages if stage.flags != DEVICE_STAGE)
 
     def stage(self, name: str) -> LaneStage:
         return next(stage for stage in self.stages if stage.name == name)

@@ -15,6 +15,7 @@ from pathlib import Path
 from ci.suite.lane_head import (
     AUDIT,
     COMPILE,
+    DEVICE_STAGE,
     DIVERGENCE,
     FROM_MODEL,
     KEEPING_STAGE,
@@ -42,7 +43,7 @@ COMMANDS = ("divergence", "quantize", "matrix")
 CHOOSING = (*STAGES, *COMMANDS)
 GATE, GATE_TAG = "gate", "pr"
 """The gate runs the shipped suite's programs with this tag, but all programs of a user's own suite."""
-WHICH, HOW = "what to work on", "how"
+WHICH, HOW, ON_DEVICE = "what to work on", "how", "the device"
 """These are headings of --help."""
 OF_MACHINE = "it says how the work is done, and not which"
 SHOWS = "it chooses what is done with a result"
@@ -181,7 +182,7 @@ class StageFlags(WorkFlags):
         "--accept",
         "expect the measured values from now on: SUITE.accepted-PROFILE.json beside the suite, or"
         " manifests/accepted",
-        verbs=(STAGE, KEEPING_STAGE, TESTS),
+        verbs=(STAGE, KEEPING_STAGE, DEVICE_STAGE, TESTS),
         group=HOW,
         helps={TESTS: "expect the measured values from now on: outcomes and lengths, in manifests/upstream"},
         unprinted="a command is printed with it only where a person may agree to what was measured",
@@ -202,6 +203,32 @@ class StageFlags(WorkFlags):
         return replace(WorkFlags.work_options(self, timeout), keep=self.keep)
 
 
+@dataclass(frozen=True)
+class DeviceFlags(Options):
+    """Where a stage on devices gets the outputs of its programs."""
+
+    way: str = option(
+        "folder",
+        "--on",
+        "where the programs ran; folder: elsewhere, and --outputs has what they gave",
+        choices=("folder",),
+        verbs=(DEVICE_STAGE,),
+        decides_nothing=SHOWS,
+    )
+    outputs: Path | None = option(
+        None,
+        "--outputs",
+        "a folder with a folder CASE/RUN/SOC for each program, as its runner wrote it",
+        metavar="DIR",
+        parse=Path,
+        verbs=(DEVICE_STAGE,),
+        decides_nothing=SHOWS,
+    )
+
+
+NO_DEVICE = DeviceFlags()
+
+
 @dataclass(frozen=True, slots=True)
 class StageOptions:
     selection: Selection
@@ -212,6 +239,7 @@ class StageOptions:
     list_only: bool
     stages: tuple[str, ...] = field(default=(), kw_only=True)
     """The stages of the lane that judge the pass; empty if the one that was typed does so alone."""
+    device: DeviceFlags = field(default=NO_DEVICE, kw_only=True)
 
 
 def add_choice(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -228,7 +256,7 @@ def choice_of(args: argparse.Namespace) -> Choice:
 def add_stage_flags(parser: argparse.ArgumentParser, stage: LaneStage) -> None:
     """Add the flags of a lane's stage: which programs it takes, and how it processes them."""
     add_choice(parser, stage.flags)
-    add_options(parser, stage.flags, {HOW: StageFlags})
+    add_options(parser, stage.flags, {HOW: StageFlags, ON_DEVICE: DeviceFlags})
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
@@ -240,6 +268,7 @@ def stage_options(args: argparse.Namespace) -> StageOptions:
         flags.accept,
         flags.listed,
         stages=judging_stages(),
+        device=read_options(DeviceFlags, args),
     )
 
 

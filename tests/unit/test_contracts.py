@@ -196,10 +196,12 @@ SMOKE: dict[str, tuple[str, int, set[str]]] = {
     "shell": ("-- true", 2, set()),
     "signing": ("inspect of/skel.so", 0, {"files"}),
     "store": ("list", 0, {"trees"}),
+    "test_device": ("--suite of/models.toml --list", 0, set()),
     "test_emulator": ("--suite of/models.toml --list", 0, set()),
     "test_llm": ("--suite of/llm.toml --list", 0, set()),
     "test_lowering": ("--suite of/models.toml --list", 0, set()),
     "test_onnx": ("--suite of/onnx.toml --list", 0, set()),
+    "test_onnx_device": ("--suite of/onnx.toml --list", 0, set()),
     "validate": ("", 3, set()),
 }
 """By verb: what is typed on a machine that has nothing, its exit code, and the facts of its answer."""

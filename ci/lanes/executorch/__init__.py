@@ -1,6 +1,6 @@
 """PyTorch models through ExecuTorch: the suite, what was delegated, and the judgement of programs."""
 
-from ci.suite.lane_head import FORECAST, ONE_MODEL, LaneHead, LaneStage
+from ci.suite.lane_head import DEVICE_STAGE, FORECAST, ONE_MODEL, LaneHead, LaneStage
 
 HEAD = LaneHead(
     name="executorch",
@@ -18,6 +18,13 @@ HEAD = LaneHead(
             "ci.lanes.executorch.verb:EMULATION",
             "run the suite's programs on the HTP emulator and compare with PyTorch",
             "suites.md",
+        ),
+        LaneStage(
+            "test_device",
+            "ci.lanes.executorch.verb:DEVICE",
+            "judge what a device gave for the suite's programs, and compare it with the emulator",
+            "devices.md#a-suite-on-a-device",
+            flags=DEVICE_STAGE,
         ),
     ),
     verbs=tuple(verb for verb in ONE_MODEL if verb != FORECAST),

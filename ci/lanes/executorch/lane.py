@@ -1,10 +1,11 @@
-"""The lane of PyTorch models makes one pass over a suite, which two stages judge."""
+"""The lane of PyTorch models makes one pass over a suite, which three stages judge."""
 
 from __future__ import annotations
 
 from ci.explain.lane import ModelLane
 from ci.lanes.executorch import HEAD, explain
 from ci.lanes.executorch.findings import only_library_missing
+from ci.lanes.executorch.on_device import measured_of_device, results_of_device, verdict_of_device
 from ci.lanes.executorch.product import product_of, quantize_model
 from ci.lanes.executorch.run_program import run_program
 from ci.lanes.executorch.stage import (
@@ -18,9 +19,10 @@ from ci.lanes.executorch.stage import (
     verdict_of_emulation,
     verdict_of_lowering,
 )
-from ci.lanes.executorch.steps import COMPILED, EMULATION, LOWERING, RAN, plan_of_suite
+from ci.lanes.executorch.steps import COMPILED, EMULATION, LOWERING, ON_DEVICE, RAN, plan_of_suite
 from ci.lanes.executorch.suite import SUITES
 from ci.lanes.executorch.typed_program import plan_to_compile, programs_of
+from ci.suite.device_stage import DEVICE
 from ci.suite.lane import LaneStep, StageJudgement
 
 STEPS = (LaneStep(COMPILED, compiled_results), LaneStep(RAN, run_results))
@@ -30,7 +32,7 @@ LANE = ModelLane(
     suites=SUITES,
     jobs=jobs_of,
     plan=plan_of_suite,
-    steps=STEPS,
+    steps=(*STEPS, LaneStep(DEVICE, results_of_device)),
     judgements=(
         StageJudgement(
             stage=LOWERING,
@@ -47,6 +49,14 @@ LANE = ModelLane(
             last_step=RAN,
             verdict=verdict_of_emulation,
             measured=measured_of_emulation,
+            remarks=remarks_of_emulation,
+        ),
+        StageJudgement(
+            stage=ON_DEVICE,
+            rule="device-not-run",
+            last_step=DEVICE,
+            verdict=verdict_of_device,
+            measured=measured_of_device,
             remarks=remarks_of_emulation,
         ),
     ),

@@ -35,7 +35,7 @@ from ci.lanes.executorch.orders import (
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.suite.figures import add_samples, describe_figures
-from ci.suite.options import StageOptions
+from ci.suite.options import NO_DEVICE, DeviceFlags, StageOptions
 from ci.suite.programs import ProgramOrder
 from ci.suite.runner import Runner, ready_runner
 from ci.suite.stage import (
@@ -78,7 +78,7 @@ from provisioning.manifest import load_socs, soc_named
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-LOWERING, EMULATION = "test_lowering", "test_emulator"
+LOWERING, EMULATION, ON_DEVICE = "test_lowering", "test_emulator", "test_device"
 """These are the names of the stages."""
 
 COMPILED, RAN = "lowering", "emulator"
@@ -113,6 +113,7 @@ class ExecutorchPlan(Plan):
     """Runs programs; if it is None, nothing runs."""
     keeps_outputs: bool = False
     """Whether the outputs of right programs are kept beside the logs, too."""
+    device: DeviceFlags = NO_DEVICE
     run_logs: Path | None = None
     """The logs of runs are in this folder, if they are not beside those of compiles."""
 
@@ -150,7 +151,7 @@ def plan_of_suite(
     """Return the plan for a pass that these stages of the lane judge."""
     names = [stage.removeprefix("test_") for stage in stages]
     plan = plan_of(programs, options.selection, options.work, names[0])
-    if EMULATION not in stages:
+    if not {EMULATION, ON_DEVICE} & {*stages}:
         return plan
     if LOWERING not in stages:
         # Nobody asked for what is compiled of them.
@@ -158,7 +159,13 @@ def plan_of_suite(
             if program.backend != "htp":
                 plan.refused.setdefault(program.name, not_on_emulator(program))
     runner = ready_runner(os.environ, options.selection.reports, plan.executorch)
-    return replace(plan, runner=runner, run_logs=plan.logs.with_name(names[-1]))
+    return replace(
+        plan,
+        runner=runner,
+        run_logs=plan.logs.with_name(names[-1]),
+        keeps_outputs=ON_DEVICE in stages,
+        device=options.device,
+    )
 
 
 def not_on_emulator(program: ExecutorchProgram) -> Finding:

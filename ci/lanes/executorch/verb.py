@@ -1,4 +1,4 @@
-"""`test_lowering` and `test_emulator`: the command line, whose flags are the same."""
+"""`test_lowering`, `test_emulator` and `test_device`: the command line, whose flags are the same."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ LOWERING = SuiteStage(
   nox -s test_lowering -- --accept
 """,
     "test_lowering",
+)
+DEVICE = SuiteStage(
+    """\
+  nox -s test_device -- --suite models.toml --on folder --outputs from-the-phone
+  nox -s test_device -- --suite models.toml --outputs from-the-phone --accept
+""",
+    "test_device",
 )
 EMULATION = SuiteStage(
     """\

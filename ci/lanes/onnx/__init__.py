@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ci.suite.lane_head import KEEPING_STAGE, ONE_MODEL, LaneHead, LaneStage
+from ci.suite.lane_head import DEVICE_STAGE, KEEPING_STAGE, ONE_MODEL, LaneHead, LaneStage
 
 
 def is_onnx(path: Path) -> bool:
@@ -16,10 +16,17 @@ HEAD = LaneHead(
     stages=(
         LaneStage(
             "test_onnx",
-            "ci.lanes.onnx.verb",
+            "ci.lanes.onnx.verb:EMULATION",
             "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider",
             "onnx.md#a-suite-of-onnx-models",
             flags=KEEPING_STAGE,
+        ),
+        LaneStage(
+            "test_onnx_device",
+            "ci.lanes.onnx.verb:DEVICE",
+            "judge what a device gave for the ONNX suite's programs, and compare it with the emulator",
+            "devices.md#a-suite-on-a-device",
+            flags=DEVICE_STAGE,
         ),
     ),
     verbs=ONE_MODEL,

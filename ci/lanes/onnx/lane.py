@@ -5,8 +5,10 @@ from __future__ import annotations
 from ci.explain.lane import ModelLane
 from ci.lanes.onnx import HEAD, explain, product
 from ci.lanes.onnx.exporting import export_to_onnx
+from ci.lanes.onnx.on_device import measured_of_device, results_of_device, verdict_of_device
 from ci.lanes.onnx.stage import (
     COMPILED,
+    ON_DEVICE,
     STAGE,
     compiled_results,
     jobs_of,
@@ -16,6 +18,7 @@ from ci.lanes.onnx.stage import (
     verdict_of,
 )
 from ci.lanes.onnx.suite import SUITES
+from ci.suite.device_stage import DEVICE
 from ci.suite.lane import LaneStep, StageJudgement
 
 LANE = ModelLane(
@@ -23,7 +26,7 @@ LANE = ModelLane(
     suites=SUITES,
     jobs=jobs_of,
     plan=plan_of_suite,
-    steps=(LaneStep(COMPILED, compiled_results),),
+    steps=(LaneStep(COMPILED, compiled_results), LaneStep(DEVICE, results_of_device)),
     judgements=(
         StageJudgement(
             stage=STAGE,
@@ -32,6 +35,13 @@ LANE = ModelLane(
             verdict=verdict_of,
             measured=measured_of,
             remarks=remarks_of,
+        ),
+        StageJudgement(
+            stage=ON_DEVICE,
+            rule="device-not-run",
+            last_step=DEVICE,
+            verdict=verdict_of_device,
+            measured=measured_of_device,
         ),
     ),
     programs=product.programs_of,

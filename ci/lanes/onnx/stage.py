@@ -37,7 +37,7 @@ from ci.suite.accepted import COSTS, load_tolerances
 from ci.suite.figures import add_samples, describe_figures, round_figures
 from ci.suite.findings import known_faults, verdict
 from ci.suite.lane import Remarks
-from ci.suite.options import Choice, StageOptions
+from ci.suite.options import Choice, DeviceFlags, StageOptions
 from ci.suite.stage import (
     MeasuredValues,
     Plan,
@@ -116,6 +116,8 @@ class OnnxPlan(Plan):
     programs: tuple[OnnxProgram, ...]
     new_baseline: bool = False
     """Whether a cached result that is worse than the baseline counts, because it becomes the baseline."""
+    device: DeviceFlags | None = None
+    """Where the outputs of a device are; None if the stage asks no device."""
     model: OneModel | None = None
     """The programs are of this model of a command line; None for those of a suite."""
 
@@ -256,9 +258,25 @@ def _add_figures(result: Result, score: MetricFigures | Failure) -> Result:
     return replace(result, record=replace(facts, context=replace(facts.context, near=near)))
 
 
+def compiling_for_device(plan: OnnxPlan) -> Step[OnnxProgram]:
+    """Return a step that compiles and keeps the program with all that a device is judged with."""
+    return onnx_step(
+        plan,
+        "onnx-samples",
+        "compiled",
+        options=lambda program: CompileOptions(keeps_samples=True),
+        preparing=suite_samples,
+        reply=ProgramFacts,
+        line=partial(_line, lambda program, result: True),
+        keeps_files=True,
+    )
+
+
 def compile_programs(plan: OnnxPlan) -> dict[str, Result]:
     with_metric = [program for program in plan.programs if program.case.metric]
     without = [program for program in plan.programs if not program.case.metric]
+    if plan.device:
+        return run_cached_step(compiling_for_device(plan), plan.programs)
     results = run_cached_step(compiling(plan), without)
     compiled = run_cached_step(compiling_for_metric(plan), with_metric)
     results |= add_metrics(plan, with_metric, compiled)
@@ -293,7 +311,7 @@ def _seconds(program: OnnxProgram) -> float:
     return (program.recorded.cpu_seconds if program.recorded else None) or SECONDS_PROGRAM
 
 
-STAGE, COMPILED = "test_onnx", "onnx"
+STAGE, ON_DEVICE, COMPILED = "test_onnx", "test_onnx_device", "onnx"
 
 
 def plan_of_suite(
@@ -301,7 +319,8 @@ def plan_of_suite(
 ) -> OnnxPlan:
     require_installed()
     plan = plan_of(programs, options.selection, options.work)
-    return replace(plan, new_baseline=options.accept)
+    device = options.device if ON_DEVICE in stages else None
+    return replace(plan, new_baseline=options.accept, device=device)
 
 
 def compiled_results(plan: OnnxPlan, results: Results) -> Mapping[str, Result]:

@@ -1,0 +1,52 @@
+"""The stage `test_onnx_device` judges what a device gave for programs, beside what the emulator gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from ci.lanes.onnx.findings import build_id_of, costs_of
+from ci.lanes.onnx.orders import CONTEXT
+from ci.lanes.onnx.samples import JUDGED
+from ci.lanes.onnx.stage import COMPILED, ON_DEVICE, OnnxPlan
+from ci.lanes.onnx.suite import SUITES, OnnxProgram
+from ci.suite.device_stage import (
+    DEVICE,
+    ReadyProgram,
+    accepted_fields,
+    device_results,
+    repeat_on_device,
+    verdict_on_device,
+)
+from ci.suite.judged_samples import read_samples
+from ci.suite.stage import MeasuredValues, Results, Verdict
+from ci.work import Result
+
+
+def results_of_device(plan: OnnxPlan, results: Results) -> Mapping[str, Result]:
+    assert plan.device is not None
+    return device_results(plan.programs, partial(_ready_program, results), plan.device, plan.logs)
+
+
+def _ready_program(results: Results, program: OnnxProgram) -> ReadyProgram | None:
+    folder = results[COMPILED][program.name].folder
+    if folder is None or not (folder / JUDGED).is_file():
+        return None
+    return ReadyProgram(read_samples(folder / JUDGED), sorted((folder / CONTEXT).iterdir()))
+
+
+def verdict_of_device(plan: OnnxPlan, program: OnnxProgram, results: Mapping[str, Result]) -> Verdict | None:
+    assert plan.device is not None
+    again = repeat_on_device(SUITES, program, ON_DEVICE, plan.device)
+    return verdict_on_device(program, results.get(DEVICE), again, {"precision": program.run.kind})
+
+
+def measured_of_device(plan: OnnxPlan, results: Results) -> MeasuredValues:
+    """Return how far the device is from the emulator."""
+    recorded: dict[str, Mapping[str, object]] = {}
+    for name, result in results[DEVICE].items():
+        if not result.failure:
+            compiled = results[COMPILED][name]
+            fields = {**costs_of(compiled), **accepted_fields(result)}
+            recorded[name] = {"build_id": build_id_of(compiled), **fields}
+    return MeasuredValues(recorded=recorded)
