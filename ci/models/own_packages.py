@@ -40,6 +40,8 @@ from provisioning.python_environments import CUDA_ONLY, NO_NETWORK, Entry, entri
 
 VARIABLE = "QNN_CI_REQUIREMENTS"
 """The variable names the requirements for suites that name none."""
+WITHOUT_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")
+"""Each of these variables rules out the package index."""
 
 # The variable makes this file equal on every machine.
 BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
@@ -370,8 +372,15 @@ def _compile_requirements(
         raise UpstreamError(message, fix="type it again with a network: they are then kept")
     if "No solution found" in answer or "unsatisfiable" in answer:
         if absent := ABSENT.search(answer):
-            message = f"the package index has no package {absent[1]}, which {origin} asks for"
-            raise UsageError(message, fix="correct its name; a package of your own is named by its folder")
+            place, fix = "the package index has", "correct its name"
+            if variable := next((name for name in WITHOUT_INDEX if os.environ.get(name)), ""):
+                place, fix = (
+                    f"{variable} rules out the package index, and this machine has",
+                    f"{fix}, or unset {variable}",
+                )
+            asks = "" if absent[1] == origin else f", which {origin} asks for"
+            message = f"{place} no package {absent[1]}{asks}"
+            raise UsageError(message, fix=f"{fix}; a package of your own is named by its folder")
         message = f"{origin} does not fit the locked packages: {answer}"
         raise UsageError(message, fix="loosen that requirement; what is locked stays as it is")
     message = f"the packages of {origin} could not be resolved: {answer}"

@@ -153,6 +153,8 @@ def test_a_package_that_no_index_has_is_a_wrong_name(
     with pytest.raises(UsageError, match="acme-opps") as refused:
         install_packages(requirements(tmp_path, "acme-opps\n"), store)
     assert "correct its name" in refused.value.fix
+    # Its name may be right.
+    assert "unset UV_NO_INDEX" in refused.value.fix
 
 
 def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from ci.__main__ import VERBS as CI
 from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.command_line import Verb, main
+from provisioning.base.command_line import STARTED_IN, Verb, main
 from provisioning.base.commands import capture
 from provisioning.base.commands import session as session_of
 from provisioning.base.flags import count, duration
@@ -27,6 +27,7 @@ from provisioning.base.settings import ROOT
 HEAVY = ("subprocess", "tempfile", "concurrent", "asyncio", "logging", "statistics", "importlib.metadata")
 
 VERB = """
+import os
 import provisioning.base.errors as errors
 EXAMPLES = "  nox -s verb"
 def configure(parser):
@@ -34,6 +35,9 @@ def configure(parser):
 def run(args):
     if args.what == "interrupt":
         raise KeyboardInterrupt
+    if args.what.isupper():
+        print(os.environ[args.what])
+        return 0
     if args.what == "bug":
         raise RuntimeError("not foreseen")
     if hasattr(errors, args.what):
@@ -52,6 +56,20 @@ def verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Verb]:
 
 def _main(verbs: dict[str, Verb], *argv: str) -> int:
     return main("python -m x", "What it is for.", verbs, argv)
+
+
+@pytest.mark.parametrize("variable", ["QNN_CI_STORE", "QNN_CI_REQUIREMENTS"])
+def test_a_path_in_a_variable_begins_where_the_user_was(
+    variable: str,
+    verbs: dict[str, Verb],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(STARTED_IN, str(tmp_path))
+    monkeypatch.setenv(variable, "mine")
+    assert _main(verbs, "verb", variable) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'mine'}\n"
 
 
 def test_a_flag_that_is_meant_for_the_command_in_a_shell_comes_behind_two_dashes(
