@@ -31,6 +31,7 @@ class Inspection:
     model_id: int | None = None
     serials: tuple[int, ...] | None = None
     anti_rollback: int | None = None
+    flags: int | None = None
     signature_size: int | None = None
     qti_signature_size: int | None = None
     certificates: tuple[Certificate, ...] = ()
@@ -112,7 +113,7 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield "signature size", f"{inspection.signature_size} bytes"
         if inspection.qti_signature_size:
             yield "QTI signature size", f"{inspection.qti_signature_size} bytes"
-    for name in ("software_id", "hardware_id", "oem_id", "model_id"):
+    for name in ("software_id", "hardware_id", "oem_id", "model_id", "flags"):
         value = getattr(inspection, name)
         yield name.replace("_", " "), "" if value is None else f"{value:#x}"
     if inspection.serials is not None:

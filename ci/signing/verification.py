@@ -374,6 +374,9 @@ def _bindings(signed: Signed, binding: ExpectedSignature) -> Iterator[SignatureC
             yield SignatureCheck(part, Status.PASSED, values)
         else:
             yield SignatureCheck(part, Status.FAILED, f"expected {number:#x}, found {values}")
+    if facts.flags:
+        message = f"{facts.flags:#x}: what they mean is not public"
+        yield SignatureCheck("flags", Status.UNCHECKED, message)
 
 
 def _single(value: int | None) -> tuple[int, ...] | None:
@@ -390,6 +393,8 @@ class Bindings:
     model_id: int | None = None
     serials: tuple[int, ...] | None = None
     anti_rollback: int | None = None
+    flags: int | None = None
+    """Bits whose meaning is not public."""
 
 
 def bindings(signed: Signed) -> Bindings:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ci.signing import certificates, mbn, rehearsal, signed_library, signed_writer, verification
-from ci.signing.verification import ExpectedSignature, Purpose, SignedBy
+from ci.signing.verification import ExpectedSignature, Purpose, SignedBy, Status
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
 from tests.support.skels import Skel
@@ -352,6 +352,14 @@ def test_production_takes_no_chain_but_the_path_from_leaf_to_root() -> None:
     assert len(mutants) > 100
     verdicts = {name: for_production(oem_file(b"".join(ders))) for name, ders in mutants.items()}
     assert [name for name, verdict in verdicts.items() if verdict == "verified"] == []
+
+
+def test_flags_that_nobody_can_explain_are_named() -> None:
+    data = oem_file(certificates.join(OEM), mbn.Metadata(software_id=4, flags=0x10).pack())
+    checks = verification.verify(data, ExpectedSignature(root=OEM[-1])).checks
+    assert [(check.status, "0x10" in check.message) for check in checks if check.part == "flags"] == [
+        (Status.UNCHECKED, True)
+    ]
 
 
 def test_what_nobody_verified_is_named() -> None:
