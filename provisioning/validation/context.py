@@ -27,7 +27,7 @@ from provisioning.components import (
     metadata_text,
 )
 from provisioning.elf import Elf, Loading, load_all
-from provisioning.elf_names import damaged_name
+from provisioning.elf_damage import HOLE, damaged_name, hole_in_code
 from provisioning.environment import HOST_LIBRARIES, Environment, Note, Root, resolve
 from provisioning.executorch import PROFILES_WHEEL, Executorch
 from provisioning.manifest import Component, Profile, Soc, load_profile, soc_named
@@ -96,8 +96,8 @@ class Context:
     """The variables that stages run with: the user's, corrected by `provisioning.environment`."""
     host: Host
     libraries: tuple[Library, ...] = ()
-    damaged_names: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong with the names of symbols, by the place of a library that no hash of its bytes proves."""
+    damages: Mapping[str, str] = field(default_factory=dict)
+    """What shows that a library was changed, by its place, where no hash of its bytes proves it."""
     loading: Mapping[Path, Loading] = field(default_factory=dict)
     """What the loader says of the host's libraries, of those that it was asked to open."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def gather(
                 environ=environ,
                 variables=variables,
                 libraries=tuple(libraries),
-                damaged_names=_damaged_names(libraries, trees.get(QNN_SDK)),
+                damages=_damages(libraries, trees.get(QNN_SDK)),
                 host=_host(variables, profile.packages),
                 loading=loading_of(libraries, variables),
                 answers={soc: ask(soc, variables) for soc in socs if asks},
@@ -198,14 +198,21 @@ def _tree_of(name: str, root: Root, profile: Profile) -> ComponentTree:
     return replace(tree, change=root.change)
 
 
-def _damaged_names(libraries: Iterable[Library], sdk: ComponentTree | None) -> dict[str, str]:
-    """Say what is wrong with the names of symbols, by required library, where no hash proves its bytes."""
+def _damages(libraries: Iterable[Library], sdk: ComponentTree | None) -> dict[str, str]:
+    """Say what shows that a required library was changed, by its place, where no hash proves its bytes."""
     if sdk is None or sdk.origin != "directory" or sdk.differs_from_official is not None:
         return {}
     required = [library for library in libraries if library.elf and table().requires(library.name)]
-    names = {library.place: damaged_name(library.path) for library in required}
-    words = "is damaged: the name of a symbol or version does not fit its hash:"
-    return {place: f"{words} {name[:100]!r}" for place, name in names.items() if name is not None}
+    damages = {library.place: _damage(library.path) for library in required}
+    return {place: f"is damaged: {words}" for place, words in damages.items() if words}
+
+
+def _damage(library: Path) -> str:
+    name = damaged_name(library)
+    if name is not None:
+        return f"the name of a symbol or version does not fit its hash: {name[:100]!r}"
+    hole = hole_in_code(library)
+    return "" if hole is None else f"its code has {HOLE:,} zeros in a row from byte {hole:#x}"
 
 
 def looked_at(

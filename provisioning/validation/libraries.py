@@ -209,8 +209,8 @@ def elf_readable(context: Context) -> Iterator[Problem]:
     for library in context.libraries:
         if library.elf is None and library.pe is None:
             yield Problem(library.place, library.unreadable, library.fix)
-        elif library.place in context.damaged_names:
-            yield Problem(library.place, context.damaged_names[library.place])
+        elif library.place in context.damages:
+            yield Problem(library.place, context.damages[library.place])
         elif library.elf is not None and library.elf.beyond_end:
             yield Problem(
                 library.place,

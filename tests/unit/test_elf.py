@@ -13,7 +13,7 @@ from provisioning import qnn_libraries
 from provisioning.build_ids import build_ids
 from provisioning.components import Identity, identity_of
 from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, load_all, read, read_stream
-from provisioning.elf_names import damaged_name
+from provisioning.elf_damage import HOLE, damaged_name, hole_in_code
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library
 from tests.support.windows import dll
 
@@ -94,6 +94,16 @@ def test_a_changed_byte_in_a_name_of_a_symbol_or_a_version_shows_by_its_hash(
     for name in (b"\0function_7\0", b"\0function_150\0"):
         library.write_bytes(whole.replace(name, name.replace(b"u", b"U"), 1))
         assert damaged_name(library) == name.strip(b"\0").replace(b"u", b"U").decode()
+
+
+@pytest.mark.parametrize(
+    ("zeros", "is_code", "is_hole"), [(HOLE, True, True), (HOLE - 1, True, False), (HOLE, False, False)]
+)
+def test_a_block_of_zeros_in_code_shows(zeros: int, is_code: bool, is_hole: bool, tmp_path: Path) -> None:
+    content = b"\1" + bytes(zeros) + b"\1"
+    library = Library(content=content, writable_code=is_code).write(tmp_path / "lib.so")
+    place = library.read_bytes().index(content) + 1
+    assert hole_in_code(library) == (place if is_hole else None)
 
 
 @pytest.mark.parametrize(("machine", "executable"), [(X86_64, True), (AARCH64, True), (HEXAGON, False)])

@@ -46,7 +46,7 @@ OF_PROVISIONING = (
         "components",
         "download",
         "elf",
-        "elf_names",
+        "elf_damage",
         "pip_settings",
         "source_tree",
     },

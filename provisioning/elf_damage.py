@@ -1,5 +1,7 @@
-"""Are the names in a library those that its linker wrote? The hash of each name of a symbol or a version lies
-beside it, for the loader. So a changed byte of either shows, where nobody has a hash of the file."""
+"""Is a library as its linker wrote it, where nobody has a hash of the file?
+
+The hash of each name of a symbol or a version lies beside it, for the loader: a changed byte of either shows.
+Code has no long run of zeros: a block that a disk or a download lost shows. Other changed code does not."""
 
 from __future__ import annotations
 
@@ -15,7 +17,26 @@ from provisioning.base.files import open_regular
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
 
+_EXECUTED = 1
+"""PF_X of a segment's flags."""
+
 _TABLES = ("DT_STRTAB", "DT_SYMTAB", "DT_GNU_HASH", "DT_HASH", "DT_VERNEED")
+
+
+HOLE = 4096
+"""A block of a disk. The code of QNN's libraries has at most 2048 zeros in a row, and that in skels alone."""
+
+
+def hole_in_code(path: Path) -> int | None:
+    """Where a block of zeros begins in a library's code; None if there is none."""
+    from elftools.elf.elffile import ELFFile
+
+    with open_regular(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for segment in ELFFile(stream).iter_segments("PT_LOAD"):
+            begin, size = segment["p_offset"], segment["p_filesz"]
+            if segment["p_flags"] & _EXECUTED and (at := data.find(bytes(HOLE), begin, begin + size)) >= 0:
+                return at
+    return None
 
 
 def damaged_name(path: Path) -> str | None:
