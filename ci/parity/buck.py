@@ -105,7 +105,7 @@ def evaluate(tree: Tree, mapping: Mapping) -> dict[str, list[Side]]:
     """Every library under the mapping's roots, by variant, for each of its builders.
 
     A package that depends on neither variant nor builder is evaluated once."""
-    rules, evaluation = mapping.buck, _Evaluation(tree, mapping)
+    rules, evaluation = mapping.buck, Evaluation(tree, mapping)
     sides: dict[str, list[Side]] = {}
     for variant in mapping.variants:
         sides[variant.name] = [Side() for _ in rules.builders]
@@ -143,7 +143,9 @@ def packages(tree: Tree, rules: Buck, roots: Sequence[str]) -> list[str]:
     return sorted({posixpath.dirname(path) for path in paths if posixpath.basename(path) in rules.names})
 
 
-class _Evaluation:
+class Evaluation:
+    """Evaluates one package after the other."""
+
     def __init__(self, tree: Tree, mapping: Mapping) -> None:
         import starlark
 
@@ -494,6 +496,9 @@ class _Evaluation:
         for name, path in pairs:
             if not isinstance(name, str) or not isinstance(path, str):
                 continue
+            if _is_label(path):
+                folder = posixpath.join(self.rules.namespace, namespace)
+                library.generated.add(normal(posixpath.join(folder, name)))
             if _is_label(path) or path.startswith(_UNKNOWN_BRANCH):
                 continue
             full = normal(posixpath.join(self.package, path))

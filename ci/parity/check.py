@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from ci.parity import buck, pairs
+from ci.parity import buck, imports, pairs
 from ci.parity.cmake_targets import evaluate
 from ci.parity.cmake_trace import ConfigureInput
-from ci.parity.mapping import MACROS, Difference, Findings, Mapping
+from ci.parity.mapping import MACROS, Accepted, Difference, Findings, Mapping, any_of
 from ci.parity.pairs import has_and_lacks
 from ci.parity.tree import (
     SCHEMAS,
@@ -26,6 +26,7 @@ from ci.parity.tree import (
     TreePlace,
     first_places,
     is_header,
+    is_native,
     is_python,
     package_of,
 )
@@ -42,18 +43,26 @@ class Checked:
     buck: MappingOf[str, Sequence[Side]]
     """Buck's sides by variant, one for each of the mapping's builders."""
     cmake: MappingOf[str, Side]
+    explained: tuple[Difference, ...] = ()
+    """All differences that an entry of the mapping explains."""
 
 
-def check(tree: Tree, mapping: Mapping, file: Path, cmake: MappingOf[str, Side] | None = None) -> Checked:
+def check(
+    tree: Tree,
+    mapping: Mapping,
+    file: Path,
+    cmake: MappingOf[str, Side] | None = None,
+    accepted: Accepted | None = None,
+) -> Checked:
     """Check everything. `file` is the mapping's; `cmake` has CMake's sides, if its files were evaluated
-    already."""
+    already. Without `accepted`, whatever an entry of the mapping explains is meant."""
     mapping = mapping.fitted(tree)
     with ThreadPoolExecutor(1) as thread:
         # CMake's processes run while Buck's files are evaluated here.
         future = None if cmake else thread.submit(cmake_sides, tree, mapping)
         bucks = buck.evaluate(tree, mapping)
         cmakes = future.result() if future else cmake or {}
-    findings = Findings(mapping, file)
+    findings = Findings(mapping, file, accepted)
     for variant in mapping.variants:
         pairs.compare(findings, variant, bucks[variant.name], cmakes[variant.name])
     _Everything(
@@ -62,7 +71,7 @@ def check(tree: Tree, mapping: Mapping, file: Path, cmake: MappingOf[str, Side] 
     differences = findings.settled(tree)
     errors = tuple(difference for difference in differences if not difference.note)
     notes = tuple(difference for difference in differences if difference.note)
-    return Checked(errors, notes, bucks, cmakes)
+    return Checked(errors, notes, bucks, cmakes, tuple(findings.explained))
 
 
 def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
@@ -97,10 +106,13 @@ class _Everything:
     def check(self) -> None:
         self._globs()
         self._alone()
+        self._sources_of_buck_alone()
+        self._imports()
         self._labels()
         self._packages()
         if not any(side.stopped for side in self.sides):
             self._schemas()
+            self._generated_headers()
             self._files()
 
     # What no build names
@@ -220,6 +232,58 @@ class _Everything:
                     if item.name.endswith(suffixes):
                         rules[item.name] = rule
         return rules
+
+    def _generated_headers(self) -> None:
+        """Report headers that C++ includes and that a build should generate: no tree has them."""
+        rules = {"Buck": self._rules_by_schema(self.bucks), "CMake": self._rules_by_schema(self.cmakes)}
+        libraries = [library for side in self.bucks for library in side.libraries.values()]
+        in_buck = {name for library in libraries for name in library.generated}
+        outputs = [name for side in self.cmakes for rule in side.rules for name in rule.name.split(";")]
+        for header, include in self._includes_of_nothing().items():
+            full = posixpath.join(self.mapping.buck.namespace, header)
+            made = {"Buck": full in in_buck, "CMake": any(name.endswith(f"/{full}") for name in outputs)}
+            for build, is_made in made.items():
+                rule = None if is_made else next(iter(rules[build].values()), None)
+                if not is_made:
+                    words = {"build": build, "include": include}
+                    place = rule.place if rule else include
+                    self.report("parity-header-missing", place, header, build, words)
+
+    def _includes_of_nothing(self) -> dict[str, TreePlace]:
+        """Map headers of the checked folders that are included and not in the tree to their first include."""
+        pattern = rf'^\s*#\s*include\s*[<"]{self.mapping.buck.namespace}/([^>"]+)[>"]'
+        places: dict[str, TreePlace] = {}
+        for path in (path for root in self.scope.roots for path in self.tree.under(root)):
+            text = self.tree.read(path) if is_native(path) else ""
+            for match in re.finditer(pattern, text, re.MULTILINE):
+                header = match[1]
+                if self.scope.holds(header) and header not in self.tree.files and header not in places:
+                    places[header] = TreePlace(path, text.count("\n", 0, match.start(1)) + 1)
+        return places
+
+    # What only Buck has
+
+    def _sources_of_buck_alone(self) -> None:
+        """Report sources of libraries that are in no pair because CMake compiles the same elsewhere."""
+        in_cmake = {
+            item.name for side in self.cmakes for library in side.libraries.values() for item in library.files
+        }
+        paired = {name for pair in self.mapping.pairs for name in pair.buck}
+        alone = [name for entry in self.mapping.alone for name in entry.buck]
+        for side in () if any(side.stopped for side in self.cmakes) else self.bucks:
+            for library in side.libraries.values():
+                if library.name in paired or not any_of(library.name, alone):
+                    continue
+                for item in library.compiled:
+                    if self.scope.holds(item.name) and item.name not in in_cmake:
+                        rule, words = "parity-missing-in-cmake", {"library": library.name}
+                        self.report(rule, item.place, item.name, library.name, words, case="alone")
+
+    def _imports(self) -> None:
+        """Report Python libraries that import what their dependencies do not bring."""
+        for gap in () if self.failed else imports.gaps(self.tree, self.mapping):
+            words = {"import": TreePlace(gap.file, gap.line)}
+            self.report("parity-import-missing", gap.place, gap.owner, gap.library.name, words)
 
     # Labels, packages and patterns
 

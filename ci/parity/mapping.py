@@ -3,6 +3,7 @@ differences that it does not explain, each once, with the entries that nothing n
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingOf
@@ -14,14 +15,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from ci.parity.tree import Tree, TreePlace
 from provisioning.base.documents import Model, Name, load
+from provisioning.base.errors import ManifestError
+from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.toml_lines import line_of
 
 MAPPING = MANIFESTS / "parity.toml"
+_ACCEPTED = "parity.accepted.json"
 
 Reason = Annotated[str, StringConstraints(min_length=10)]
 Label = Annotated[str, StringConstraints(pattern=r"^//[^:]*:[^:/]+$")]
@@ -229,6 +233,10 @@ class Deliberate(Model):
     """The only variants that it may hold for; all by default."""
     if_exists: str | None = None
     """A file or directory: in a tree without it, nobody misses the difference."""
+    instead: tuple[str, ...] = ()
+    """Sources that CMake compiles in place of a dependency: the difference is meant only while it does."""
+    also_new: bool = False
+    """Whether differences that nobody has accepted are meant too: nothing is built of their files."""
     reason: Reason
 
     @property
@@ -248,8 +256,23 @@ class Deliberate(Model):
         )
 
 
+class Accepted(Model):
+    """The differences that stood when `--accept` was typed, and that an entry of the mapping explains. A new
+    one of the same kind is an error."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    differences: dict[str, tuple[str, ...]]
+    """The values that differ, and the variants."""
+
+    def holds(self, difference: Difference) -> bool:
+        accepted = self.differences.get(difference.key)
+        return accepted is not None and {*difference.values, *difference.variants} <= {*accepted}
+
+
 class Mapping(Model):
     schema_: Literal[1] = Field(alias="schema")
+    accepted: str | None = None
+    """The file of accepted differences, beside this one; without it every entry covers new ones too."""
     scope: Scope
     buck: Buck
     cmake: CMake
@@ -320,6 +343,31 @@ def load_mapping(path: Path = MAPPING) -> Mapping:
     return mapping.model_copy(update={"pairs": pairs})
 
 
+def load_accepted(mapping: Mapping, file: Path) -> Accepted | None:
+    """Return what was accepted for a mapping, which is that file; None if it names no such file."""
+    if mapping.accepted is None:
+        return None
+    path = file.parent / mapping.accepted
+    try:
+        return Accepted.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        expected = "a file of `buck_parity --accept`"
+        raise ManifestError(path, "(file)", expected=expected, found=str(error).splitlines()[0]) from error
+
+
+def save_accepted(mapping: Mapping, file: Path, differences: Iterable[Difference]) -> None:
+    """Add what stands in a tree and is explained to what is accepted."""
+    path = file.parent / (mapping.accepted or _ACCEPTED)
+    before = load_accepted(mapping, file) if path.is_file() else None
+    rows = {key: {*values} for key, values in before.differences.items()} if before else {}
+    for row in differences:
+        rows.setdefault(row.key, set()).update(row.values, row.variants)
+    lines = [f"  {json.dumps(key)}: {json.dumps(sorted(values))}" for key, values in sorted(rows.items())]
+    differing = ",\n".join(lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, f'{{\n "schema": 1,\n "differences": {{\n{differing}\n }}\n}}\n')
+
+
 ROOTS = ("parity-not-evaluated", "parity-target-missing")
 """Rules whose findings explain others, and so come first."""
 _NO_WORDS: MappingOf[str, object] = MappingProxyType({})
@@ -361,13 +409,23 @@ class Difference:
     note: bool = False
     """Whether it is only worth knowing, and no error."""
     variants: list[str] = field(default_factory=list)
+    values: set[str] = field(default_factory=set)
+    """What differs: the build that has it, the libraries' names."""
+
+    @property
+    def key(self) -> str:
+        """The name of the difference, which does not depend on lines and on the order of libraries."""
+        where = "" if self.rule == "parity-compiled-twice" else f" in {self.where}"
+        return f"{self.rule} {self.what}{where}"
 
 
 class Findings:
     """Collects differences, those of several variants once, and leaves out intended ones."""
 
-    def __init__(self, mapping: Mapping, file: Path) -> None:
-        self.mapping, self.file = mapping, file.absolute()
+    def __init__(self, mapping: Mapping, file: Path, accepted: Accepted | None) -> None:
+        self.mapping, self.file, self.accepted = mapping, file.absolute(), accepted
+        self.explained: list[Difference] = []
+        """Differences that an entry explains, also those that nobody has accepted."""
         inside = self.file.is_relative_to(ROOT)
         self.name = self.file.relative_to(ROOT).as_posix() if inside else str(file)
         self._differences: dict[tuple[str, TreePlace, str, str], Difference] = {}
@@ -387,6 +445,7 @@ class Findings:
         case: str = "",
         variant: str = "",
         note: bool = False,
+        values: tuple[str, ...] = (),
     ) -> None:
         """Report a difference. `words` complete the text of the rule, or of one of its cases."""
         text = parity_texts()[rule].case[case] if case else parity_texts()[rule]
@@ -394,6 +453,7 @@ class Findings:
         message, fix = text.message.format(**own), text.fix.format(**own)
         key = rule, place, what, where
         difference = self._differences.setdefault(key, Difference(*key, message, fix, note))
+        difference.values |= {*values}
         if variant and variant not in difference.variants:
             difference.variants.append(variant)
 
@@ -427,14 +487,21 @@ class Findings:
                 if (name := entry.covering(row.rule, row.what, row.where, row.variants))
             }
             uses |= covering
-            if covering:
+            if covering and not any(self.mapping.deliberate[position].also_new for position, _ in covering):
+                self.explained.append(row)
+            if any(self._is_meant(self.mapping.deliberate[position], row) for position, _ in covering):
                 del self._differences[key]
+            elif covering:
+                row.fix += f"; {self.name} explains others of its kind: if it is meant too, type --accept"
         if not self.incomplete:
             self._report_unused(tree, uses)
         rest = self._differences.values()
         return tuple(
             sorted(rest, key=lambda item: (item.rule not in ROOTS, item.place, item.rule, item.what))
         )
+
+    def _is_meant(self, entry: Deliberate, difference: Difference) -> bool:
+        return entry.also_new or self.accepted is None or self.accepted.holds(difference)
 
     def _report_unused(self, tree: Tree, uses: set[tuple[int, str]]) -> None:
         for position, entry in enumerate(self.mapping.deliberate):

@@ -234,7 +234,8 @@ class _Comparison:
                 if owner is not library:
                     words = {"how": f"in {owner.name} and again in {library.name}"}
                     note = not _PROGRAMS.isdisjoint((library.kind, owner.kind))
-                    self.report("parity-compiled-twice", place, path, library.name, words, note=note)
+                    rule, both = "parity-compiled-twice", (owner.name, library.name)
+                    self.report(rule, place, path, library.name, words, note=note, values=both)
 
     def _compiled_again(self) -> None:
         """Sources that a library passes on to its users are compiled again there."""
@@ -242,7 +243,8 @@ class _Comparison:
             for item in reached_files(self.cmake, library) if library.kind != "interface" else ():
                 if is_source(item.name):
                     words = {"how": f"{item.scope} here, so again in {library.name}"}
-                    self.report("parity-compiled-twice", item.place, item.name, library.name, words)
+                    rule, names = "parity-compiled-twice", (library.name, item.scope)
+                    self.report(rule, item.place, item.name, library.name, words, values=names)
 
     def _header_names(self) -> None:
         """Headers that Buck gives out by a name that none of CMake's include directories gives them."""
@@ -275,9 +277,9 @@ class _Comparison:
     ) -> None:
         left_out = {entry.name for entry in self.mapping.dependencies if not (entry.buck and entry.cmake)}
         left_out |= {"", pair.node}
-        sides: list[dict[str, NamedItem]] = []
+        sides: list[dict[str, list[NamedItem]]] = []
         for libraries, side, build in ((buck, self.buck, "Buck"), (cmake, self.cmake, "CMake")):
-            linked_nodes: dict[str, NamedItem] = {}
+            linked_nodes: dict[str, list[NamedItem]] = {}
             for item in (item for library in libraries for item in library.dependencies):
                 name = _twin_of(side, item.name)
                 node = pair.node if name in (*pair.buck, *pair.cmake) else nodes.get(name)
@@ -287,16 +289,29 @@ class _Comparison:
                         "parity-dependency-unmapped", item.place, item.name, pair.name, {"build": build}
                     )
                 elif node not in left_out:
-                    linked_nodes.setdefault(node, item)
+                    linked_nodes.setdefault(node, []).append(item)
             sides.append(linked_nodes)
         in_buck, in_cmake = sides
         for node in sorted(in_cmake.keys() - in_buck.keys()):
-            item, rule = in_cmake[node], "parity-dependency-missing-in-buck"
-            words = {"name": item.name, "lacking": _lack(pair.buck), "file": buck[0].place.file}
-            self.report(rule, item.place, node, pair.name, words)
+            items, rule = in_cmake[node], "parity-dependency-missing-in-buck"
+            names = _names(items)
+            words = {"name": ", ".join(names), "lacking": _lack(pair.buck), "file": buck[0].place.file}
+            self.report(rule, items[0].place, node, pair.name, words, values=names)
         for node in sorted(in_buck.keys() - in_cmake.keys()):
-            item, rule = in_buck[node], "parity-dependency-missing-in-cmake"
-            self.report(rule, item.place, node, pair.name, {"name": item.name})
+            items, rule = in_buck[node], "parity-dependency-missing-in-cmake"
+            names = _names(items)
+            self.report(rule, items[0].place, node, pair.name, {"name": ", ".join(names)}, values=names)
+            self._sources_instead(pair, cmake, node)
+
+    def _sources_instead(self, pair: MappedPair, cmake: Sequence[Target], node: str) -> None:
+        """Report sources that CMake should compile in place of a dependency, and does not."""
+        compiled = {item.name for library in cmake for item in library.compiled}
+        for entry in self.mapping.deliberate:
+            rule = "parity-dependency-missing-in-cmake"
+            for path in entry.instead if entry.covering(rule, node, pair.name, ()) else ():
+                if path not in compiled:
+                    place, words = cmake[0].place, {"dependency": node}
+                    self.report("parity-missing-in-cmake", place, path, pair.name, words, case="instead")
 
     def _dependencies_within(self, pair: MappedPair, buck: Sequence[Target], cmake: Sequence[Target]) -> None:
         """Find dependencies between the Buck libraries of one pair, by their files: CMake links them where
@@ -340,7 +355,8 @@ class _Comparison:
             of_cmake = self._flags_of(self.cmake, cmake, kind)
             for name in sorted(of_buck.keys() ^ of_cmake.keys()):
                 place, note = of_buck.get(name) or of_cmake[name], name.startswith("-W")
-                self.report(rule, place, name, pair.name, has_and_lacks(name in of_buck), note=note)
+                sides = has_and_lacks(name in of_buck)
+                self.report(rule, place, name, pair.name, sides, note=note, values=(sides["has"],))
         in_buck = [library.archive for library in buck if library.archive]
         in_cmake = [library.archive for library in cmake if library.archive]
         if bool(in_buck) != bool(in_cmake):
@@ -393,6 +409,10 @@ def _twin_of(side: Side, name: str) -> str:
 
 def has_and_lacks(buck_has_it: bool) -> dict[str, str]:
     return {"has": "Buck", "lacks": "CMake"} if buck_has_it else {"has": "CMake", "lacks": "Buck"}
+
+
+def _names(items: Sequence[NamedItem]) -> tuple[str, ...]:
+    return tuple(sorted({item.name.removesuffix(TWIN) for item in items}))
 
 
 def _lack(labels: tuple[str, ...]) -> str:

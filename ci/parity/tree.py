@@ -203,6 +203,8 @@ class Target:
     dependencies: list[NamedItem] = field(default_factory=list)
     included: dict[str, NamedItem] = field(default_factory=dict)
     """Buck's headers by the name that they are included by, where this is not their path in the tree."""
+    generated: set[str] = field(default_factory=set)
+    """The names that Buck's headers are included by which a rule generates."""
     namespace: TreePlace | None = None
     """The line of Buck's `header_namespace`; None if it is not set, so that the package's path is used."""
     definitions: list[NamedItem] = field(default_factory=list)

@@ -29,11 +29,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser, executorch=False)
     add_valued(parser, "--executorch", "DIR", "the tree to check [EXECUTORCH_ROOT]", type=Path)
     add_valued(parser, "--mapping", "FILE", "what to compare [manifests/parity.toml]", type=Path)
+    parser.add_argument(
+        "--accept", action="store_true", help="accept the differences of this tree that the mapping explains"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.parity.check import check
-    from ci.parity.mapping import MAPPING, load_mapping
+    from ci.parity.mapping import MAPPING, load_accepted, load_mapping, save_accepted
     from ci.parity.tree import Tree
     from provisioning.base.errors import EnvironmentLacking
     from provisioning.base.stage_run import StageRun
@@ -47,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
         tree = Tree(root)
         if mapping.scope.root not in tree.directories:
             raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", fix=FIX)
-        _report(stage, check(tree, mapping, file))
+        result = check(tree, mapping, file, accepted=None if args.accept else load_accepted(mapping, file))
+        if args.accept:
+            save_accepted(mapping, file, result.explained)
+        _report(stage, result)
     return stage.close(selection.reports)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.parity.mapping import MAPPING, Deliberate, Difference, Mapping, load_mapping
+from ci.parity.mapping import MAPPING, Deliberate, Difference, Mapping, load_accepted, load_mapping
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Report
@@ -138,10 +138,13 @@ OF_CMAKE = """\
 target_link_libraries(wrappers PRIVATE extension_tensor)
 target_link_libraries(wrappers PRIVATE zlib)
 target_compile_definitions(wrappers PRIVATE NEW=1)
+target_compile_definitions(wrappers PRIVATE ET_EVENT_TRACER_ENABLED)
 target_compile_options(wrappers PRIVATE -fno-exceptions)
 target_compile_options(wrappers PRIVATE -DOPTION=1)
 target_compile_definitions(qnn_schema INTERFACE HANDED=1)
 """
+
+GENERATED = f"{QUALCOMM}/qc_compiler_spec_generated.h"
 
 EDITS: Edits = {
     TOP_CMAKE: {
@@ -162,6 +165,13 @@ EDITS: Edits = {
     WRAPPERS_CMAKE: {f"PRIVATE {HERE}/OpWrapper.cpp": f"PUBLIC {HERE}/OpWrapper.cpp PRIVATE"},
     SCHEMA_CMAKE: {"--scoped-enums": "--scoped-enums --gen-object-api"},
     f"{LLAMA}/CMakeLists.txt": {f"    {HERE}/runner/kv_manager.cpp\n": ""},
+    f"{WHISPER}/CMakeLists.txt": {"    ${EXECUTORCH_ROOT}/extension/llm/sampler/sampler.cpp\n": ""},
+    f"{QUALCOMM}/aot/python/new.cpp": {"": "// new\n"},
+    f"{QUALCOMM}/partition/targets.bzl": {'"//executorch/backends/qualcomm/builders:builders"': ""},
+    f"{QUALCOMM}/targets.bzl": {
+        '            SCHEMA_NAME + "_generated.h": ': '            SCHEMA_NAME + "_schema.h": '
+    },
+    f"{QUALCOMM}/runtime/Logging.h": {"": f"#include <executorch/{GENERATED}>\n"},
     f"{EXAMPLES}/CMakeLists.txt": {"": "add_custom_command(OUTPUT x.cpp COMMAND gen DEPENDS gone.yaml)\n"},
     RUNTIME_BUCK: {
         'exclude = ["Logging.cpp"]': 'exclude = ["Logging.cpp", "backends/lpai/x/y.cpp"]',
@@ -206,6 +216,10 @@ DRIFTS = [
     ("parity-missing-in-cmake", RUNTIME_BUCK, '"*.cpp"'),
     ("parity-missing-in-cmake", RUNTIME_BUCK, '"Logging.cpp"'),
     ("parity-missing-in-cmake", RUNTIME_BUCK, "new/Other.cpp"),
+    ("parity-missing-in-cmake", f"{WHISPER}/CMakeLists.txt", "extension/llm/sampler/sampler.cpp"),
+    ("parity-missing-in-cmake", PYTHON_BUCK, '"*.cpp"'),
+    ("parity-header-missing", f"{QUALCOMM}/targets.bzl", GENERATED),
+    ("parity-import-missing", f"{QUALCOMM}/partition/targets.bzl", f"//{QUALCOMM}/builders:builders"),
     ("parity-unknown-file", f"{EXAMPLES}/direct_executor_runner/new.cpp", "new"),
     ("parity-unknown-file", f"{QUALCOMM}/aot/__init__.py", ""),
     ("parity-unknown-file", f"{JAVA}/New.kt", "new"),
@@ -230,6 +244,8 @@ DRIFTS = [
     ("parity-include-flag", RUNTIME_BUCK, f"-I{PAL}/include"),
     ("parity-definition-differs", WRAPPERS_BUCK, "-DBUCK=1"),
     ("parity-definition-differs", TOP_CMAKE, "NEW=1"),
+    # The mapping says why others are compiled with it.
+    ("parity-definition-differs", TOP_CMAKE, "ET_EVENT_TRACER_ENABLED"),
     ("parity-definition-differs", TOP_CMAKE, "-DOPTION=1"),
     ("parity-definition-differs", TOP_CMAKE, "HANDED=1"),
     ("parity-option-differs", WRAPPERS_BUCK, "-fno-rtti"),
@@ -250,7 +266,8 @@ EDITS_ALONE: Edits = {
         "executorch_target_link_options_shared_lib(qnn_executorch_backend)\n": "",
         "set(CMAKE_CXX_STANDARD 17)": "set(CMAKE_CXX_STANDARD 20)",
     },
-    SCHEMA_CMAKE: {"--cpp-std c++11": "--cpp-std c++17"},
+    SCHEMA_CMAKE: {"--cpp-std c++11": "--cpp-std c++17", "\\\\1_generated.h": "\\\\1_schema.h"},
+    f"{QUALCOMM}/runtime/Logging.h": {"": f"#include <executorch/{GENERATED}>\n"},
     RUNTIME_BUCK: {NAMESPACE: ""},
     # A list of the llama runner's folder has a file of that name too.
     f"{WHISPER}/CMakeLists.txt": {
@@ -262,6 +279,7 @@ DRIFTS_ALONE = [
     ("parity-standard-differs", TOP_CMAKE, "set(CMAKE_CXX_STANDARD 20)"),
     ("parity-schema-differs", SCHEMA_CMAKE, "add_custom_command"),
     ("parity-header-renamed", RUNTIME_BUCK, 'name = "pal"'),
+    ("parity-header-missing", SCHEMA_CMAKE, GENERATED),
 ]
 
 RENAMED = [
@@ -395,6 +413,14 @@ class TestVerb:
         argv = ["buck_parity", "--executorch", str(root), "--reports", str(reports), *more]
         code = main("python -m ci", "", VERBS, argv)
         return code, Report.read(reports / "buck_parity.json")
+
+    def test_what_is_accepted_is_what_the_mapping_explains(self, root: Path, tmp_path: Path) -> None:
+        own = tmp_path / "parity.toml"
+        own.write_bytes(MAPPING.read_bytes())
+        assert self.run(root, "--mapping", str(own), "--accept")[0] == 0
+        accepted = load_accepted(mapping(), own)
+        assert accepted is not None
+        assert accepted.differences["parity-option-differs -frtti in wrappers"]
 
     @pytest.mark.parametrize("folder", ["nowhere", "docs"])
     def test_without_a_tree_the_environment_lacks_it(self, root: Path, folder: str) -> None:

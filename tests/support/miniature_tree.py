@@ -88,6 +88,10 @@ OF_WHISPER = {
     "decoder_runner": "decoder",
     "kv_manager": "encoder",
     "  extension_llm_runner\n": "",
+    "    ${CMAKE_CURRENT_LIST_DIR}/runner/runner.cpp\n": (
+        "    ${CMAKE_CURRENT_LIST_DIR}/runner/runner.cpp\n"
+        "    ${EXECUTORCH_ROOT}/extension/llm/sampler/sampler.cpp\n"
+    ),
     "  custom_ops\n  quantized_ops_lib\n  quantized_kernels\n": "  full_portable_ops_lib\n",
 }
 """What its runner's CMake file has in place of the llama runner's."""
@@ -170,10 +174,13 @@ def _python() -> dict[str, str]:
     texts[f"{QUALCOMM}/tests/test_qnn_delegate.py"] = "# tests\n"
     texts |= {f"{QUALCOMM}/tests/rework/htp/op/v{arch}/test.py": "# tests\n" for arch in (68, 73, 79)}
     texts[f"{QUALCOMM}/custom_op/annotator.py"] = "# module\n"
+    builder = "from executorch.backends.qualcomm.builders.builders_0 import Builder\n"
     texts |= {f"{QUALCOMM}/{folder}/__init__.py": "# (c)\n" for folder in ("aot", "aot/python", "tests")}
     for package, count in PYTHON.items():
         name = package.rpartition("/")[2].strip("_")
         texts |= {f"{QUALCOMM}/{package}/{name}_{number}.py": "# module\n" for number in range(count)}
+    # One of these libraries depends on the other one's, as far as libraries without circles can.
+    texts |= dict.fromkeys((f"{QUALCOMM}/partition/partition_0.py", f"{QUALCOMM}/utils/utils_0.py"), builder)
     return texts
 
 
@@ -236,6 +243,7 @@ def _examples() -> dict[str, str]:
     others = ("direct_executor_runner/qnn_executor_direct_runner", "custom_op/package/src/Op")
     sources += [f"{EXAMPLES}/{name}" for name in others]
     sources += [f"examples/portable/executor_runner/{name}" for name in ("executor_runner", "options")]
+    sources += ["extension/data_loader/file_data_loader", "extension/llm/sampler/sampler"]
     multimodal = f"{LLAMA}/runner/multimodal_runner"
     sources.append(f"{multimodal}/multimodal_runner")
     headers = [*runner, f"{LLAMA}/runner/utils", f"{multimodal}/chat_template"]

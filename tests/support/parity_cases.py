@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from ci.parity.check import Checked, check, cmake_sides
-from ci.parity.mapping import MAPPING, Mapping, load_mapping
+from ci.parity.mapping import MAPPING, Accepted, Mapping, load_accepted, load_mapping
 from ci.parity.tree import Side, Tree, is_python
 
 Files = dict[str, str]
@@ -29,13 +29,18 @@ def mapping() -> Mapping:
     return load_mapping()
 
 
+@cache
+def accepted() -> Accepted | None:
+    return load_accepted(mapping(), MAPPING)
+
+
 def checked(files: Files, *, by: Mapping | None = None) -> Checked:
     """Each tree once, because many tests look at one in turn."""
     if by is not None:
-        return check(TreeOfTexts(files), by, MAPPING, cmake_of(files))
+        return check(TreeOfTexts(files), by, MAPPING, cmake_of(files), accepted())
     content = frozenset(files.items())
     if content not in CHECKED:
-        CHECKED[content] = check(TreeOfTexts(files), mapping(), MAPPING, cmake_of(files))
+        CHECKED[content] = check(TreeOfTexts(files), mapping(), MAPPING, cmake_of(files), accepted())
     return CHECKED[content]
 
 

@@ -8,4 +8,5 @@ def define_common_targets():
     runtime.python_library(
         name = "partition",
         srcs = glob(["*.py"]),
+        deps = ["//executorch/backends/qualcomm/builders:builders"],
     )

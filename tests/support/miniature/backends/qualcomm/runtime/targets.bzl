@@ -83,7 +83,7 @@ def define_common_targets():
             compiler_flags = select({
                 "DEFAULT": [],
                 "ovr_config//os:macos": ["-Wno-unused-lambda-capture"],
-                "ovr_config//os:android": ["-Wno-unused-variable"],
+                "ovr_config//os:android": ["-Wall"],
             }),
             deps = [
                 qnn_third_party_dep("api"),
