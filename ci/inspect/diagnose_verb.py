@@ -126,7 +126,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         fix = (
             f"did you mean {near[0]}?"
             if near
-            else "give a file, a code such as 14001 or 0x80000406, or a rule"
+            else "give a file, a code such as 14001 or 0x80000406, a rule, or an operator such as log@16a4w"
         )
         raise UsageError(message, fix=fix) from error
     if len(results) == 1:

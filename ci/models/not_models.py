@@ -57,7 +57,8 @@ KERAS = Kind(
 KINDS = {
     ".pte": Kind(
         "an ExecuTorch program, which is compiled already",
-        "name the model that it was made of, as STEM.json does; run it: {}; see what is in it: {}",
+        "name the model that it was made of, which the .json beside it names if there is one; run it: {}; see"
+        " what is in it: {}",
         (("run", "FILE"), ("inspect", "FILE")),
     ),
     ".dlc": Kind("what QNN's converter wrote", "see what is in it: {}", (("inspect", "FILE"),)),
@@ -81,6 +82,10 @@ KINDS = {
         'write `def make_net(): model = Net(); model.load_state_dict(safetensors.torch.load_file("FILE"));'
         " return model, (x,)` and name NET.py:make_net; of a language model, name the folder, with its"
         " config.json",
+    ),
+    ".pkl": Kind(
+        "a pickle",
+        'write `def make_net(): return pickle.load(open("FILE", "rb")), (x,)` and name NET.py:make_net',
     ),
     ".npy": ARRAYS,
     ".npz": ARRAYS,
@@ -256,12 +261,13 @@ def _names_like(text: str, folder: Path) -> list[str]:
     if called := re.fullmatch(r"(.+?)(?:\.py)?:+([A-Za-z_]\w*)(?:\(\))?", text):
         file = f"{called[1]}.py"
         return [f"{file}:{called[2]}"] if (folder / file).is_file() else []
-    parent = Path(text).parent
+    path, parent = Path(text), Path(text).parent
     files = [path for path in (folder / parent).glob("*") if path.suffix in (".onnx", ".pt2", ".py")]
     like = [path for path in files if path.stem == Path(text).name]
     like = like or [path for path in files if path.name in get_close_matches(Path(text).name, [path.name])]
     names = [name for path in like for name in _names_in(path, str(parent / path.name))]
-    if not names and (dotted := DOTTED_PATH.fullmatch(text)):
+    dotted = DOTTED_PATH.fullmatch(text)
+    if not names and dotted and path.suffix not in KINDS:
         return [f"{dotted[1]}:{dotted[2]}"]
     return names
 

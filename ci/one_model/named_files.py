@@ -27,6 +27,9 @@ def require_program(path: Path, typed: str) -> None:
     if path.is_dir() and (programs := programs_in(path)):
         fix = f"name a program in it: {', '.join(str(Path(typed, name)) for name in programs)}"
         raise UsageError(f"{typed}: expected a compiled program, found a folder", fix=fix)
+    programs = programs_in(path.parent)
+    if not path.exists() and get_close_matches(path.name, programs, n=1):
+        raise UnknownName(f"{typed}: there is no such file", path.name, programs)
     if not path.is_file():
         model = "MODEL" if path.is_dir() else typed
         problem = "it is a folder" if path.is_dir() else "there is no such file"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from provisioning.base import toml
-from provisioning.base.errors import UnknownName
+from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "forecast.toml"
@@ -23,7 +23,9 @@ def phone_named(name: str, devices: Mapping[str, str]) -> str:
     phones = {_plain(title): phone for phone, device in devices.items() for title in (device, phone)}
     if phone := phones.get(_plain(name)):
         return phone
-    raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, devices)
+    # A phone whose name differs in its number alone is another one.
+    fix = f"use one of: {', '.join(sorted(devices))}"
+    raise UsageError(f"no forecast was fitted for a phone called {name!r}", fix=fix)
 
 
 def _plain(name: str) -> str:

@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from ci.suite.lane_head import (
 )
 from ci.work import Job, WorkOptions, longest_first
 from provisioning.base.commands import Fix
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.flags import TIMEOUT, count, duration
 from provisioning.base.option_fields import Options, add_options, option, read_options
 from provisioning.base.selection import host_selection
@@ -272,16 +273,27 @@ def stage_options(args: argparse.Namespace) -> StageOptions:
     )
 
 
+NO_SUITES = (".json", ".onnx", ".pt2", ".pte", ".py", ".yaml", ".yml")
+
+
 def check(suites: Sequence[Path], flag: str = "--suite") -> None:
     for path in suites:
         if path.is_dir():
-            names = ", ".join(sorted(file.name for file in path.glob("*.toml")))
+            inside = ", ".join(sorted(file.name for file in path.glob("*.toml")))
             raise UsageError(
                 f"{flag} {path}: expected a TOML file, found a folder",
-                fix=f"name a file in it: {names}" if names else "name a TOML file",
+                fix=f"name a file in it: {inside}" if inside else "name a TOML file",
             )
         if not path.is_file():
-            raise UsageError(f"{flag} {path}: there is no file {path.absolute()}", fix="name a TOML file")
+            message = f"{flag} {path}: there is no such file"
+            others = [file.name for file in path.parent.glob("*.toml")]
+            if get_close_matches(path.name, others, n=1):
+                raise UnknownName(message, path.name, others)
+            raise UsageError(message, fix="name a TOML file")
+        if path.suffix in NO_SUITES:
+            flags = ("--suite", "SUITE.toml", "-o", "out")
+            fix = Fix("{} writes a suite of a model", ("compile", "MODEL", *flags))
+            raise UsageError(f"{flag} {path}: expected a TOML file, found {path.suffix}", fix=fix)
 
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")

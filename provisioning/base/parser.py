@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
         """Name the value behind this flag that argparse takes for another flag."""
         names = flag.split("/")
         places = [place for place, word in enumerate(self._words[:-1]) if word in names]
-        values = [self._words[place + 1] for place in places]
+        values = [self._words[place + 1] for place in places if self._words[place + 1].startswith("-")]
         return f", found {values[0]}, which begins as a flag does" if values else ""
 
     def _flags(self) -> list[str]:

@@ -10,7 +10,6 @@ FLAGS = {
     **dict.fromkeys(("--bits", "--dtype", "--quant", "--quantize", "--quantization"), "--precision"),
     **dict.fromkeys(("--calib", "--data", "--dataset", "--input-list", "--samples"), "--calibrate"),
     **dict.fromkeys(("--out", "--out-dir", "--output-dir"), "--output"),
-    **dict.fromkeys(("-o", "--output"), "--reports"),
     **dict.fromkeys(("--config", "--models"), "--suite"),
     **dict.fromkeys(("--qairt", "--qnn", "--sdk"), "--profile"),
     **dict.fromkeys(("-v", "--verbose"), "--debug"),
@@ -25,6 +24,7 @@ FLAGS_OF_VERBS = {
     "--accept-licence": "provision",
     "--offline": "provision",
     "--phone": "forecast",
+    "--suite": "gate",
     "--where": "quantize",
 }
 """Flags of ours that are typed behind another verb, and a verb that has them."""

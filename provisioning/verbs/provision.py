@@ -20,7 +20,7 @@ from provisioning.base.findings import Artifact, Report, Severity
 from provisioning.base.flags import repeatable, switch
 from provisioning.base.progress import for_stream
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import Selection
+from provisioning.base.settings import Selection, profile_names
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import align, columns
 
@@ -187,6 +187,21 @@ def table(rows: list[dict[str, str]]) -> str:
     return "".join(f"{line}\n" for line in align(lines, columns()))
 
 
+def _unknown_component(profile: Profile, name: str) -> UsageError:
+    """Return the error for a component that the profile has not: another one has it, or it is misspelt."""
+    from provisioning.components import KINDS
+    from provisioning.manifest import load_profile
+
+    message = f"the profile {profile.name} has no component {name!r}"
+    like = next((kind for kind in KINDS if name in kind), "")
+    if like and like not in profile.pins:
+        others = [other for other in profile_names() if like in load_profile(other).pins]
+        flags = [("--profile", other, "--component", like) for other in others]
+        if flags:
+            return UsageError(message, fix=Fix("{} has it", flags[0]))
+    return UnknownName(message, name, profile.pins)
+
+
 def _components_of(profile: Profile, names: Sequence[str], targets: Set[str]) -> dict[str, Component]:
     from provisioning.environment import serves
     from provisioning.store.inventory import parts_for, targets_in
@@ -194,7 +209,7 @@ def _components_of(profile: Profile, names: Sequence[str], targets: Set[str]) ->
     pins = profile.pins
     for name in names:
         if name not in pins:
-            raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, pins)
+            raise _unknown_component(profile, name)
     if names:
         return {name: pins[name] for name in pins if name in names}
     return {
