@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from ci.artifacts.compiler_log import Traffic
 from ci.artifacts.program import CompiledProgram, Delegate, parse
 from ci.lanes.executorch import HEAD as PYTORCH
-from ci.lanes.executorch import stage
+from ci.lanes.executorch import stage, steps
 from ci.lanes.executorch.findings import (
     artifact,
     cost,
@@ -34,11 +35,13 @@ from ci.suite.accepted import Recorded, load_tolerances
 from ci.suite.lane import LaneStep
 from ci.suite.options import Choice, StageOptions
 from ci.suite.runner import Runner
+from ci.work.cached_steps import Step
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Failure, Result
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report, Severity
 from provisioning.known_faults import NO_FIX, load_faults
+from tests.support.elves import Library
 from tests.support.lowering import SUITE, compiled_as, make_program, plan_of
 from tests.support.programs import BUILD_ID, context, options, program
 
@@ -296,6 +299,29 @@ class TestWhole:
             stage: {row.rule for row in report.findings if row.severity is Severity.ERROR}
             for stage, report in reports.items()
         }
+
+    @pytest.mark.parametrize("has_library", [True, False])
+    def test_a_program_for_the_lpai_runs_where_the_sdk_has_its_library(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_library: bool
+    ) -> None:
+        made = make_program(tmp_path / "suite", text=LPAI_SUITE)
+        library = tmp_path / "lib/x86_64-linux-clang/libQnnLpai.so"
+        if has_library:
+            Library(soname=library.name).write(library)
+        (tmp_path / "files").mkdir()
+
+        def done(step: Step[ExecutorchProgram], programs: Sequence[ExecutorchProgram]) -> dict[str, Result]:
+            record = EmulatorRun(rule="run", message="stopped") if step.kind == RAN else compiled_as()
+            return {row.name: Result(record=record, folder=tmp_path / "files") for row in programs}
+
+        monkeypatch.setattr(steps, "run_cached_step", done)
+        monkeypatch.setattr(stage, "run_cached_step", done)
+        plan = replace(self.plan(made, tmp_path), runner=Runner(tmp_path / "runner"))
+        results = {COMPILED: stage.compiled_results(plan, {})}
+        results[RAN] = stage.run_results(plan, results)
+        of_program = {kind: row[made.name] for kind, row in results.items() if made.name in row}
+        rules = [finding.rule for finding in findings_about_run(plan, made, of_program)]
+        assert rules == (["emulator-run"] if has_library else ["lpai-library"])
 
     def test_a_metric_that_fails_is_the_failure_of_its_program(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,7 @@ LANE = ModelLane(
             verdict=verdict_of_emulation,
             measured=measured_of_emulation,
             remarks=remarks_of_emulation,
+            lacking=only_library_missing,
         ),
         StageJudgement(
             stage=ON_DEVICE,

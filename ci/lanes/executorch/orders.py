@@ -180,7 +180,7 @@ class ChipProgram(ModelFacts):
     least: float = 0.0
     """This is the least value of its inputs."""
     in_torch: InTorch | None = None
-    """Only a program for the LPAI has these figures, because the emulator has no LPAI."""
+    """Only a program for the LPAI has these figures: few have the library that computes it."""
     ddr: Traffic = NO_TRAFFIC
     graphs: int = 0
     """The compiler wrote a summary of this many graphs."""

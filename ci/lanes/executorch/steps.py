@@ -32,7 +32,7 @@ from ci.lanes.executorch.orders import (
     ran,
     ran_in,
 )
-from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
 from ci.suite.figures import add_samples, describe_figures
 from ci.suite.options import NO_DEVICE, DeviceFlags, StageOptions
@@ -153,11 +153,6 @@ def plan_of_suite(
     plan = plan_of(programs, options.selection, options.work, names[0])
     if not {EMULATION, ON_DEVICE} & {*stages}:
         return plan
-    if LOWERING not in stages:
-        # Nobody asked for what is compiled of them.
-        for program in plan.programs:
-            if program.backend != "htp":
-                plan.refused.setdefault(program.name, not_on_emulator(program))
     runner = ready_runner(os.environ, options.selection.reports, plan.executorch)
     return replace(
         plan,
@@ -166,12 +161,6 @@ def plan_of_suite(
         keeps_outputs=ON_DEVICE in stages,
         device=options.device,
     )
-
-
-def not_on_emulator(program: ExecutorchProgram) -> Finding:
-    message = f"the emulator has only the HTP, but this program is for the {program.backend}"
-    fix = SUITES.repeat(program, LOWERING)
-    return Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
 
 
 def refusals(
