@@ -130,7 +130,8 @@ print(digest_of(torch.export.export(net, (torch.rand(1, 4, 8),), strict=True)))
 """
 
 
-@pytest.mark.long("exports in two processes that share nothing")
+# Nightly, as each process imports torch: test_content.py has another clone, and a file with other lines.
+@pytest.mark.whole
 def test_the_digest_is_the_same_in_other_folders_processes_and_files_with_other_lines(tmp_path: Path) -> None:
     digests = set()
     for seed, name, text in (
