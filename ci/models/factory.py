@@ -658,7 +658,9 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
 
 
 def _fix_of_output(output: object) -> str:
-    """Return the fix for a model that returns an object: the line that returns the tensors in its fields."""
+    """Return the fix for a model that returns a number or an object: where the tensors are."""
+    if isinstance(output, bool | int | float):
+        return "return the tensor that it was made of: leave float(), int() or .item() out of forward"
     fields = [name for name, value in getattr(output, "__dict__", {}).items() if isinstance(value, Tensor)]
     if not fields:
         return "return the tensors in it"

@@ -105,6 +105,13 @@ def test_the_line_that_is_printed_for_a_factory_works_where_it_belongs(folder: P
     built(folder, f"{NETS}\n{code}\n{place.format(line)}\n", made)
 
 
+def test_a_model_that_returns_a_number_is_told_to_return_the_tensor(folder: Path) -> None:
+    code = f"{NETS}\nclass Number(Net):\n    def forward(self, image): return float(image.sum())\n"
+    with pytest.raises(BadFactory) as refused:
+        built(folder, f"{code}def number(): return Number(), (x,)\n", "number")
+    assert "leave float()" in refused.value.fix
+
+
 ROW = np.ones((1, 4), "f4")
 SAMPLES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     # By what is wrong: the function, the arrays of each file, and what the message names.
