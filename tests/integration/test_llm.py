@@ -498,7 +498,7 @@ def test_genies_decode_is_quantized_by_all_that_prefill_reads(
     sizes: dict[str, Any] = {"context": 128, "prefill": 32, "parts": 1, "calibration": [TOKENS]}
     sizes |= {"model": str(model), "into": str(out), "soc": "SM8650", "through": GENIE}
     order = CompileOrder(precision=precision, **sizes)
-    outputs = outputs_of_rows(load_decoder(model, shape, 128, 128), [TOKENS])
+    outputs, _ = outputs_of_rows(load_decoder(model, shape, 128, 128), [TOKENS], [TOKENS])
     part = LayerPart(order, shape, 0, [TOKENS], outputs, shared_encodings(outputs))
     alone = rounded_model(
         load_reference(model), [TOKENS], TOKENS, SCHEMES[GENIE, precision], calibration=[TOKENS]

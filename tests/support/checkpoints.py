@@ -37,7 +37,7 @@ def write_config_json(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I32": 4}
 
 
 def write_weights(

@@ -379,14 +379,16 @@ class Compiled:
         source: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         form: str = "",
+        words: Mapping[str, int] | None = None,
+        text: str = "a " * 3000,
     ) -> None:
         """`source` are digests of the checkpoint when it was compiled; `files` are of both folders."""
         model, out = self.folder / "model", self.folder / "out"
         for folder in (model, out):
             folder.mkdir(exist_ok=True)
-            write_tokenizer(folder, form=form, special="a")
-            for name, text in (files or {}).items():
-                (folder / name).write_text(text)
+            write_tokenizer(folder, words, form=form, special="a")
+            for name, content in (files or {}).items():
+                (folder / name).write_text(content)
         shape = read_architecture(write_config_json(model, num_hidden_layers=2))
         binaries = ["prefill_0.bin", "decode_0.bin"]
         genie_config(out, shape, *binaries)
@@ -402,7 +404,7 @@ class Compiled:
         (out / RECORD).write_text(record.to_json())
         for name, size in zip(binaries, sizes, strict=True):
             os.truncate(out / name, size)
-        (self.folder / "text.txt").write_text("a " * 3000)
+        (self.folder / "text.txt").write_text(text)
 
     def check(
         self,
@@ -479,6 +481,28 @@ class TestCheck:
             assert compiled.check(*flags, parts=wrong) == 1
             assert "goes wrong in decode_1, layers 1 to 1" in compiled.findings[0].message
             assert "prefill_0, layers 0 to 0" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(("count", "warned"), [(30, {"llm-float"}), (60, set())])
+    def test_a_float_model_that_is_hardly_better_than_a_unigram_is_warned_of(
+        self, compiled: Compiled, capsys: pytest.CaptureFixture[str], count: int, warned: set[str]
+    ) -> None:
+        """All words are as frequent, so that a unigram's perplexity is their number. The model's is e³."""
+        words = {"a" * (number + 1): number for number in range(count)}
+        compiled.write(words=words, text=" ".join(words) * 200)
+        assert compiled.check("--on", "parts", rounding=reading(0.1, loss=3.0)) == 0
+        assert "perplexity is 20.09 " in capsys.readouterr().out
+        assert {finding.rule for finding in compiled.findings} == warned
+
+    def test_a_marker_of_the_template_that_is_no_token_is_warned_of(self, compiled: Compiled) -> None:
+        template = "<|user|> {{ messages[0]['content'] }} {% for m in messages %}a {% endfor %}"
+        files = {
+            "chat_template.jinja": template,
+            "tokenizer_config.json": '{"tokenizer_class": "PreTrainedTokenizerFast"}',
+        }
+        compiled.write(files=files)
+        assert compiled.check("--on", "parts") == 0
+        assert [finding.rule for finding in compiled.findings] == ["llm-template"]
+        assert "<|user|>" in compiled.findings[0].message
 
     def test_it_is_held_to_its_limits_and_the_users(self, compiled: Compiled) -> None:
         half, few = reading(share=0.5), reading(0.4)

@@ -248,6 +248,50 @@ class TestWeights:
             ):
                 require_tensors(tmp_path, shape)
 
+    WEIGHT = "model.layers.1.mlp.up_proj.weight"
+
+    def drawn(self, scale: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+        shape = shapes_of(layers=2)[self.WEIGHT]
+        return (np.random.default_rng(1).standard_normal(shape) * scale).astype(np.float32)
+
+    @pytest.mark.parametrize("scale", [0.02, 0.3, 1.0])
+    def test_bytes_of_bf16_that_are_labeled_f16_are_refused_at_the_tensor(
+        self, tmp_path: Path, scale: float
+    ) -> None:
+        """A healthy matrix has values of all sizes, however large it is."""
+        shape = read_architecture(write_config_json(tmp_path, num_hidden_layers=2))
+        values = self.drawn(scale)
+        halves = values.astype(np.float16).tobytes()
+        brains = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        write_weights(tmp_path, shapes_of(layers=2), "F16", values={self.WEIGHT: halves})
+        require_tensors(tmp_path, shape)
+        write_weights(tmp_path, shapes_of(layers=2), "BF16", values={self.WEIGHT: brains})
+        require_tensors(tmp_path, shape)
+        write_weights(tmp_path, shapes_of(layers=2), "F16", values={self.WEIGHT: brains})
+        with pytest.raises(CheckFailed, match=rf"{re.escape(self.WEIGHT)}.*BF16"):
+            require_tensors(tmp_path, shape)
+
+    @pytest.mark.parametrize(("times", "refused"), [(5e3, False), (2e4, True), (1e30, True)])
+    def test_one_that_is_far_larger_than_in_the_other_layers_is_refused_at_the_tensor(
+        self, tmp_path: Path, times: float, refused: bool
+    ) -> None:
+        shape = read_architecture(write_config_json(tmp_path, num_hidden_layers=2))
+        values = {
+            self.WEIGHT.replace(".1.", ".0."): self.drawn(0.02).tobytes(),
+            self.WEIGHT: self.drawn(0.02 * times).tobytes(),
+        }
+        write_weights(tmp_path, shapes_of(layers=2), "F32", values=values)
+        with (
+            pytest.raises(CheckFailed, match=re.escape(self.WEIGHT)) if refused else contextlib.nullcontext()
+        ):
+            require_tensors(tmp_path, shape)
+
+    def test_a_tensor_of_integers_is_refused_by_its_type(self, tmp_path: Path) -> None:
+        shape = read_architecture(write_config_json(tmp_path, num_hidden_layers=2))
+        write_weights(tmp_path, shapes_of(layers=2), dtypes={self.WEIGHT: "I32"})
+        with pytest.raises(CheckFailed, match=rf"{re.escape(self.WEIGHT)}.*I32"):
+            require_tensors(tmp_path, shape)
+
     def test_a_file_that_is_cut_off_or_missing_is_named(self, tmp_path: Path) -> None:
         write_weights(tmp_path, shapes_of())
         file = tmp_path / "model.safetensors"

@@ -45,10 +45,10 @@ PLACES = 127
 """Of a window that fills a context of 128."""
 
 
-def reading(divergence: float = 0.0, share: float = 1.0) -> list[Window]:
-    """Windows as a worker hands them over: all places alike, but for a share of top-1."""
+def reading(divergence: float = 0.0, share: float = 1.0, loss: float = 1.0) -> list[Window]:
+    """Windows as a worker hands them over: all places alike, but for a share of top-1. Float loses `loss`."""
     same = [place < round(share * PLACES) for place in range(PLACES)]
-    return [Window([1.0] * PLACES, [1.0] * PLACES, [divergence] * PLACES, same)] * 8
+    return [Window([loss] * PLACES, [loss] * PLACES, [divergence] * PLACES, same)] * 8
 
 
 def part(number: int, kind: str, htp: float, cpu: float | None = None) -> PartDistances:

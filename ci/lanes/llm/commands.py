@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ci.lanes.llm import verdicts
 from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.float_model import CAUSES, float_model
 from ci.lanes.llm.genie import (
     CONFIG,
     NONE,
@@ -41,11 +42,13 @@ from ci.lanes.llm.orders import (
 from ci.lanes.llm.stage import WORKER, changed_files, environment, home_of, source_of
 from ci.lanes.llm.text import PREFIX, judged_text
 from ci.lanes.llm.tokenizer import (
+    TEMPLATE_FIX,
     chat_text,
     drop_beginning,
     encoded_by_transformers,
     has_template,
     load_tokenizer,
+    template_problems,
     tokenizer_decides,
     tokens_of,
     words_after,
@@ -185,7 +188,14 @@ class Check:
         changes = [file for file in names if source.get(file) != self.record.source.get(file)]
         if changes:
             sys.stderr.write(f"{order.model}: changed since it was compiled: {', '.join(changes)}\n")
-        judgement = verdicts.Judgement.of(order.precision, self._measure(), options.limits)
+        program = self._measure()
+        windows = program.rounded.read[verdicts.WINDOWS]
+        model = float_model(self.text.rows, [loss for window in windows for loss in window.theirs])
+        sys.stdout.write(f"{model.describe()}\n")
+        if model.warning:
+            add("llm-float", [model.warning], CAUSES, Severity.WARNING)
+        add("llm-template", template_problems(Path(order.model)), TEMPLATE_FIX, Severity.WARNING)
+        judgement = verdicts.Judgement.of(order.precision, program, options.limits)
         add("llm-accuracy", judgement.problems, "compile it again, then check" if changes else judgement.fix)
         if warning := judgement.bounds.warning:
             fix = "take a higher precision; calibrating by other text helps where activations are cut off"
@@ -201,7 +211,7 @@ class Check:
             "through": order.through,
             "precision": order.precision,
         }
-        stage.metrics["programs"] = {name: {**row, **judgement.row}}
+        stage.metrics["programs"] = {name: {**row, "float": model.metric_values(), **judgement.row}}
 
     def _tokenizer_problems(self) -> Iterator[str]:
         """Report where Genie's tokenizer differs. Genie has its own, which also reads the chat template's

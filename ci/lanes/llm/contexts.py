@@ -56,12 +56,12 @@ MOST = 256
 def compile_checkpoint(order: CompileOrder) -> Written:
     folder, out = Path(order.model), Path(order.into)
     shape, soc = read_architecture(folder), soc_named(order.soc)
-    binaries = write_binaries(order, shape, soc)
+    binaries, losses = write_binaries(order, shape, soc)
     for name in ("tokenizer.json", SETTINGS, TEMPLATE):
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
     write_config(out, shape, binaries, soc, context=order.context, most=min(MOST, order.context))
-    return Written(len(binaries), sum(binary.stat().st_size for binary in binaries))
+    return Written(len(binaries), sum(binary.stat().st_size for binary in binaries), losses)
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,14 @@ class LayerPart:
         return graph, ranges
 
 
-def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[Path]:
+def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> tuple[list[Path], list[float]]:
     """Write the context binaries, and return them in the order of Genie's configuration: prefill's, then
-    decode's."""
+    decode's. Also return what the float model loses on each row of the calibration."""
     folder, out, parts, context = Path(order.model), Path(order.into), order.parts, order.context
     binaries: dict[str, list[Path]] = {kind: [] for kind in KINDS}
     encodings: dict[str, Encoding] = {}
     rows: Sequence[Any] = order.calibration
+    losses: list[float] = []
     for number in range(parts):
         doing(f"part {number + 1}/{parts}")
         outputs: list[Sample] = []
@@ -117,7 +118,7 @@ def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[P
             decoder = load_decoder(folder, shape, context, context, *shape.part(number, parts))
             # What comes in is encoded as it went out of the part before.
             into = {name: encoding for name, encoding in encodings.items() if name == decoder.inputs[0]}
-            outputs = outputs_of_rows(decoder, rows)
+            outputs, losses = outputs_of_rows(decoder, rows, order.calibration)
             encodings = into | shared_encodings(outputs, shape.ropes)
             # Quantizing needs the memory.
             del decoder
@@ -130,7 +131,7 @@ def write_binaries(order: CompileOrder, shape: Architecture, soc: Soc) -> list[P
             binaries[kind].append(binary)
             shutil.rmtree(graph.parent)
         rows = [output[name][0] for output in outputs for name in output if name.startswith(HIDDEN)]
-    return [binary for kind in KINDS for binary in binaries[kind]]
+    return [binary for kind in KINDS for binary in binaries[kind]], losses
 
 
 def compile_context(graph: Path, number: int, soc: Soc, binary: Path, *, fp16: bool) -> None:

@@ -310,9 +310,10 @@ def compile_checkpoint(order: CompileOrder) -> Written:
     inputs = {name: layout.inputs([0], 0, layout.empty()) for name, layout in layouts.items()}
     modules: dict[str, Any] = dict(layouts)
     edges: Mapping[str, Encoding] = {}
+    losses: list[float] = []
     if order.quantized:
         rows = order.calibration
-        outputs = outputs_of_rows(decoder, rows)
+        outputs, losses = outputs_of_rows(decoder, rows, rows)
         calls = {
             name: layouts[name].calibration(samples(decoder, rows, outputs, order.context, count))
             for name, count in counts.items()
@@ -328,7 +329,7 @@ def compile_checkpoint(order: CompileOrder) -> Written:
     for name in SHIPPED:
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
-    return Written(1, (out / PROGRAM).stat().st_size)
+    return Written(1, (out / PROGRAM).stat().st_size, losses)
 
 
 def cpu_module_file(out: Path, method: str) -> Path:

@@ -132,14 +132,27 @@ def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
     return {name: tensor.numpy() for name, tensor in zip(decoder.outputs, outputs, strict=True)}
 
 
-def outputs_of_rows(decoder: Any, rows: Iterable[Sequence[int] | Array]) -> list[Sample]:
-    """Return the float model's outputs, computed once for all graphs that are quantized; logits are left out
-    because they would fill the memory. `decoder` reads a whole row at once."""
-    outputs = []
-    for row in rows:
+def outputs_of_rows(
+    decoder: Any, rows: Sequence[Sequence[int] | Array], tokens: Sequence[Sequence[int]]
+) -> tuple[list[Sample], list[float]]:
+    """Return the float model's outputs, computed once for all graphs that are quantized, and, if it has the
+    head, what the model loses on the tokens of each row. Logits are left out because they would fill the
+    memory. `decoder` reads a whole row at once."""
+    outputs, losses = [], []
+    for row, row_tokens in zip(rows, tokens, strict=True):
         output = outputs_of(decoder, row)
+        if "logits" in output:
+            losses.append(_loss_of(output["logits"][0], row_tokens))
         outputs.append({name: output[name] for name in output if name != "logits"})
-    return outputs
+    return outputs, losses
+
+
+def _loss_of(logits: Array, tokens: Sequence[int]) -> float:
+    """Return the mean negative log-likelihood of each token after the first, in nats."""
+    import torch
+    from torch.nn import functional
+
+    return float(functional.cross_entropy(torch.from_numpy(logits[:-1]), torch.tensor(list(tokens[1:]))))
 
 
 def blocks(

@@ -51,6 +51,8 @@ class Written:
     binaries: int
     size: int
     """All binaries together have this many bytes."""
+    losses: list[float] = field(default_factory=list)
+    """The float model loses so many nats for each token of the rows of the calibration; fp16 has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from shutil import disk_usage
 import numpy as np
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.float_model import CAUSES, float_model
 from ci.lanes.llm.genie import PROGRAM, require_sizes
 from ci.lanes.llm.model_options import LlmOptions
 from ci.lanes.llm.orders import (
@@ -34,7 +35,7 @@ from ci.lanes.llm.stage import (
 )
 from ci.lanes.llm.suite import PRECISIONS, LlmProgram
 from ci.lanes.llm.text import windows
-from ci.lanes.llm.tokenizer import require_tokenizer
+from ci.lanes.llm.tokenizer import TEMPLATE_FIX, require_tokenizer, template_problems
 from ci.lanes.llm.weights import require_tensors
 from ci.one_model.model import OneModel
 from ci.one_model.output import SCRATCH
@@ -210,6 +211,8 @@ def plan_to_compile(model: OneModel, programs: Sequence[LlmProgram]) -> LlmPlan:
     """Return the plan, and print what compiling will take, which may be an hour."""
     for program in programs:
         assert isinstance(program, Checkpoint)
+        for problem in template_problems(Path(program.compiled.model)):
+            sys.stderr.write(f"warning: {problem}; {TEMPLATE_FIX}\n")
         if program.compiled.through == GENIE:
             shape = read_architecture(Path(program.compiled.model))
             for line in CompileNeeds.of(shape, program.compiled, pace()).lines(model.output):
@@ -245,14 +248,25 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
     stale = [path for path in entries if earlier and path.name in earlier.files]
     genie = order.through == GENIE
     content = f"{facts.binaries} binaries" if genie else "a program"
+    float_lines, warnings = _about_float(order, facts)
     costs = f"{seconds(result.facts['cpu_seconds'])} of a core and {size(result.facts['peak'])} of memory"
     # Genie is in the environment of this command; ExecuTorch's program runs with the profile's QNN.
     profile = [] if genie else profile_flags(model.selection.profile)
     words = [
         f"{output}: {content}, {size(facts.size)}, {costs}; see its README.md",
+        *float_lines,
         f"try it: {session('run', output, 'The answer is', *profile)}",
     ]
-    return Product({**files, "README.md": readme_of(order), RECORD: record.to_json()}, words, stale=stale)
+    written = {"README.md": readme_of(order), RECORD: record.to_json()}
+    return Product({**files, **written}, words, warnings=warnings, stale=stale)
+
+
+def _about_float(order: CompileOrder, written: Written) -> tuple[list[str], list[str]]:
+    """Say how good the checkpoint itself is on the text that it was quantized by."""
+    if not written.losses:
+        return [], []
+    model = float_model(order.calibration, written.losses)
+    return [model.describe()], [f"{model.warning}; {CAUSES}"] if model.warning else []
 
 
 def readme_of(order: CompileOrder) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -168,6 +169,26 @@ def has_template(folder: Path) -> bool:
     writes."""
     settings = folder / SETTINGS
     return settings.is_file() and ((folder / TEMPLATE).is_file() or '"chat_template"' in read_text(settings))
+
+
+MARKER = re.compile(r"</?[|｜]?[A-Za-z][\w▁ -]{0,40}[|｜]?>")
+"""Templates write tokens in this form around messages. Others, as `[INST]`, are words to some models."""
+TEMPLATE_FIX = "take tokenizer.json, tokenizer_config.json and the chat template of one model"
+
+
+def template_problems(folder: Path) -> Iterator[str]:
+    """Report a marker of the chat template that is no token of the tokenizer: the model would read its
+    letters."""
+    if not has_template(folder):
+        return
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text, tokenizer = render_template(folder, messages, answered=True), load_tokenizer(folder)
+    for marker in dict.fromkeys(MARKER.findall(text)):
+        if len(tokens := tokens_of(tokenizer, marker)) > 1:
+            yield (
+                f"the chat template of {folder} writes {marker}, which its tokenizer splits into"
+                f" {len(tokens)} tokens: it is no special token there"
+            )
 
 
 def drop_beginning(tokens: Sequence[int], bos: int) -> list[int]:

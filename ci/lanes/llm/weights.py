@@ -1,10 +1,12 @@
 """Reads a checkpoint's weights as safetensors: finds each tensor, and checks that it is what config.json
-says."""
+says, and that its values can be a model's."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,14 @@ EXPONENTS = {
 have all set."""
 BLOCK = 1 << 24
 """This many values are checked at a time."""
+LARGER = 1e4
+"""No healthy tensor has so many times the norm of the same tensor in other layers."""
+MISLABELED = 0.99
+"""Read as F16, at least this share of a BF16 matrix is NEAR_ONE: the exponent's first five bits, which F16
+takes for its own, are nearly the same for all values from 2^-23 to 2^9."""
+NEAR_ONE = (0.25, 4.0)
+SAMPLED = 1 << 16
+"""This many values decide how a tensor's bytes were labeled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +56,45 @@ class Stored:
 
     @property
     def is_finite(self) -> bool:
-        if self.dtype not in EXPONENTS or self.begin == self.end:
-            return True
         kind, exponent = EXPONENTS[self.dtype]
-        values, mask = self.bytes().view(kind), np.array(exponent, kind)
-        blocks = (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))
-        return not any(((block & mask) == mask).any() for block in blocks)
+        mask = np.array(exponent, kind)
+        return not any(((block & mask) == mask).any() for block in self._blocks())
+
+    def _blocks(self) -> Iterator[Array]:
+        """Yield the bits of the values."""
+        if self.begin < self.end:
+            values = self.bytes().view(EXPONENTS[self.dtype][0])
+            yield from (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))
+
+    @property
+    def rms(self) -> float:
+        """The root mean square of the values, which are finite."""
+        total, count = 0.0, max(1, math.prod(self.shape))
+        # A huge value's square is infinite, and so larger than any other.
+        with np.errstate(over="ignore"):
+            for block in self._blocks():
+                values = _floats(block, self.dtype)
+                total += float(np.dot(values, values))
+        return math.sqrt(total / count)
+
+    @property
+    def is_mislabeled(self) -> bool:
+        """Whether a matrix of F16 has the bytes of BF16: then nearly all values that are not 0 are near 1."""
+        if self.dtype != "F16" or len(self.shape) < 2:
+            return False
+        values = self.bytes().view("<f2")
+        sizes = np.abs(values[:: max(1, len(values) // SAMPLED)].astype(np.float32))
+        sizes = sizes[sizes > 0]
+        low, high = NEAR_ONE
+        near = (sizes >= low) & (sizes < high)
+        return sizes.size > 0 and float(near.mean()) >= MISLABELED
+
+
+def _floats(bits: Array, dtype: str) -> Array:
+    if dtype == "BF16":
+        return (bits.astype("<u4") << 16).view("<f4")
+    floats: Array = bits.view(bits.dtype.str.replace("u", "f"))
+    return floats.astype(np.float32) if dtype == "F16" else floats
 
 
 def shards_of(folder: Path) -> dict[str, Stored]:
@@ -123,11 +166,48 @@ def require_tensors(folder: Path, shape: Architecture) -> None:
             f"{folder} has the weight {_first_of(unread)}, which nothing here reads: it would be left out",
             fix=f"take a model that is built like {shape.family.models}",
         )
+    _require_values(names, stored)
+
+
+def _require_values(names: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> None:
+    """Refuse tensors whose values cannot be those that the model was trained to."""
+    if integers := [name for name in names if stored[name].dtype not in EXPONENTS]:
+        tensor = stored[integers[0]]
+        raise CheckFailed(
+            f"{tensor.path}: {_first_of(integers)} has the type {tensor.dtype}, expected one of"
+            f" {', '.join(EXPONENTS)}",
+            fix="take the checkpoint that was not quantized: compile quantizes it itself",
+        )
     if faults := [name for name in names if not stored[name].is_finite]:
         raise CheckFailed(
             f"{stored[faults[0]].path}: {_first_of(faults)} holds NaN or infinity",
             fix="download it again; if you trained it, take an earlier checkpoint",
         )
+    if mislabeled := [name for name in names if stored[name].is_mislabeled]:
+        raise CheckFailed(
+            f"{stored[mislabeled[0]].path}: {_first_of(mislabeled)} is labeled F16, and its bytes are"
+            " those of BF16: read as F16, nearly all of its values are between 0.25 and 4",
+            fix="convert the checkpoint again, and save it by save_pretrained or safetensors.torch.save_file",
+        )
+    _require_norms(names, stored)
+
+
+def _require_norms(names: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> None:
+    """Refuse a tensor that is far larger than the same tensor of the other layers."""
+    by_role = defaultdict[str, dict[str, float]](dict)
+    for name in names:
+        if LAYER.match(name):
+            by_role[LAYER.sub("", name, count=1)][name] = stored[name].rms
+    for sizes in by_role.values():
+        for name, size in sizes.items():
+            others = [other for neighbor, other in sizes.items() if neighbor != name]
+            typical = float(np.median(others)) if others else 0.0
+            if typical and size > LARGER * typical:
+                raise CheckFailed(
+                    f"{stored[name].path}: {name} has a root mean square of {size:.3g}, and {typical:.3g} in"
+                    " the other layers",
+                    fix="download it again; if you converted or trained it, look at this tensor",
+                )
 
 
 def _require_layers(folder: Path, shape: Architecture, stored: Mapping[str, Stored]) -> None:
