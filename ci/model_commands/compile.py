@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.model_commands.typed_model import add_model, model_lane, one_model_of
+from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import OneModel
 from ci.suite.lane_head import COMPILE
 from provisioning.base.errors import ToolkitError, UsageError
@@ -33,7 +34,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, COMPILE)
+    add_model(parser, COMPILE, f"{MODEL_HELP}; or the folder of a Hugging Face checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:

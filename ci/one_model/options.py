@@ -71,7 +71,7 @@ class ModelOptions(WorkFlags):
         None,
         "--calibrate",
         "a folder with a file for each sample: .npy, .npz, for PyTorch models also .pt; for ONNX models"
-        " also MODULE:FUNCTION [drawn]",
+        " also MODULE:FUNCTION [drawn]; for a checkpoint a text file",
         metavar="DIR",
         verbs=FROM_MODEL,
         suite="case.samples",

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -528,6 +529,16 @@ class TestCheck:
         assert f"changed since it was compiled: {name}" in capsys.readouterr().err
         assert compiled.check(read=reading(9.0)) == 1
         assert {finding.fix.partition(",")[0] for finding in compiled.findings} == {"compile it again"}
+
+    def test_another_checkpoint_is_named_with_its_files_and_the_causes_fix(self, compiled: Compiled) -> None:
+        shutil.copytree(compiled.folder / "model", other := compiled.folder / "other")
+        write_config_json(other, num_hidden_layers=2, rope_theta=10000.0)
+        wrong = [part(0, "prefill", 1, 24)]
+        assert compiled.check("--on", "parts", parts=wrong) == 1
+        cause = compiled.findings[0].fix
+        assert compiled.check("--on", "parts", "--checkpoint", other, parts=wrong) == 1
+        fix = compiled.findings[0].fix
+        assert str(other) in fix and "config.json" in fix and fix.endswith(cause)
 
     def test_what_is_compiled_into_a_folder_of_the_checkpoint_is_no_change_of_it(
         self, compiled: Compiled, capsys: pytest.CaptureFixture[str]

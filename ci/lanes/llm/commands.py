@@ -196,7 +196,7 @@ class Check:
             add("llm-float", [model.warning], CAUSES, Severity.WARNING)
         add("llm-template", template_problems(Path(order.model)), TEMPLATE_FIX, Severity.WARNING)
         judgement = verdicts.Judgement.of(order.precision, program, options.limits)
-        add("llm-accuracy", judgement.problems, "compile it again, then check" if changes else judgement.fix)
+        add("llm-accuracy", judgement.problems, self._fix(changes, judgement.fix))
         if warning := judgement.bounds.warning:
             fix = "take a higher precision; calibrating by other text helps where activations are cut off"
             add("llm-rounding", [warning], fix, Severity.WARNING)
@@ -212,6 +212,18 @@ class Check:
             "precision": order.precision,
         }
         stage.metrics["programs"] = {name: {**row, "float": model.metric_values(), **judgement.row}}
+
+    def _fix(self, changes: Sequence[str], fix: str) -> str:
+        """Say what to do if the model differs, first about files that are not those that were compiled."""
+        if not changes:
+            return fix
+        files = ", ".join(changes)
+        if checkpoint := self.options.checkpoint:
+            return (
+                f"name the checkpoint that was compiled: {checkpoint} has other files ({files}). If it is the"
+                f" right one, compile it, and check that. If that fails: {fix}"
+            )
+        return f"compile it again, as {files} changed since, and check that. If that fails: {fix}"
 
     def _tokenizer_problems(self) -> Iterator[str]:
         """Report where Genie's tokenizer differs. Genie has its own, which also reads the chat template's

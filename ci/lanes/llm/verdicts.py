@@ -291,8 +291,8 @@ def part_row(part: PartDistances, bounds: Bounds) -> PartRow:
 
 
 FIXES = {
-    "halves": "compile it with --precision 16a8w: fp16 may not hold its values, and that check tells by"
-    " the CPU whether a layer's graph or QNN is wrong",
+    "halves": "compile it with --precision 16a8w and check that: then the CPU tells whether a layer's graph"
+    " (its mask, rope or weights) or QNN is wrong. If 16a8w is right, fp16 cannot hold the model's values",
     "graph": "no other calibration helps, as the graph is wrong on the CPU, too. Compile it again; if that"
     " stays, report it with the checkpoint's config.json",
     "lowering": "no other calibration helps, as the same graph is right on the CPU: QNN computes these layers"
