@@ -315,9 +315,9 @@ class ReportRow:
     slices: list[str] = field(default_factory=list)
     ran_on: DeviceOfRow | None = None
     """Its figures are then of this device."""
-    emulated: dict[str, float] = field(default_factory=dict)
+    emulated: dict[str, float | None] = field(default_factory=dict)
     """The emulator's figures against float, beside a device's."""
-    against_emulator: dict[str, float] = field(default_factory=dict)
+    against_emulator: dict[str, float | None] = field(default_factory=dict)
     """The device's figures against the emulator."""
     when: str = ""
     said: list[str] = field(default_factory=list)

@@ -16,6 +16,8 @@ from provisioning.base.files import OF_MACHINE, disk_error, hash_file, replace_t
 from provisioning.base.foreign import map_values
 
 SCHEMA: Literal[2] = 2
+LARGEST = 1 << 64
+"""Nothing that a report has is larger."""
 MOST_BYTES = 16 << 20
 """The size limit of a report: another job's may be a stranger's, and reading it takes up to 65 times as much
 memory."""
@@ -177,8 +179,9 @@ class Report:
 
 
 def _finite(value: object) -> object:
-    """Replace a figure that is no number by null: JSON has none, and the findings say it."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Replace a figure that is no number, or that `read` refuses, by null: the findings say it."""
+    is_kept = not isinstance(value, float) or (math.isfinite(value) and abs(value) < LARGEST)
+    return value if is_kept else None
 
 
 def _absurd_number(value: object) -> int | float | None:
@@ -186,7 +189,7 @@ def _absurd_number(value: object) -> int | float | None:
     if isinstance(value, dict | list | tuple):
         inner = value.values() if isinstance(value, dict) else value
         return next((number for number in map(_absurd_number, inner) if number is not None), None)
-    return value if isinstance(value, int | float) and not abs(value) < 1 << 64 else None
+    return value if isinstance(value, int | float) and not abs(value) < LARGEST else None
 
 
 def unwritable(path: Path, error: OSError) -> ToolkitError:

@@ -12,6 +12,8 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.models.inputs import Sample
+from ci.report.collect import report_in
+from ci.report.page import html
 from ci.suite.accuracy import compare
 from ci.suite.judged_samples import JudgedSamples, SampleFacts, digest_of_files, samples_path, write_samples
 from ci.suite.model_outputs import ChosenValues, ModelOutputs
@@ -130,6 +132,15 @@ def test_a_device_that_misses_what_is_required_is_red_although_the_emulator_pass
     judged = Judged(program, outputs, capsys)
     assert (judged.code, judged.rules[0], judged.row["verdict"]) == (1, "device-accuracy", "fail")
     assert judged.row["emulated"]["sqnr_db"] > 40
+
+
+def test_the_report_of_a_device_that_gives_garbage_can_be_read_and_shown(
+    program: Path, outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_runner(outputs, [{"0": sample["0"] * numpy.float32(3e37), "1": sample["1"]} for sample in EMULATED])
+    assert Judged(program, outputs, capsys).code == 1
+    page = html([report_in(program.parent / "reports" / "run_device.json")])
+    assert "The device against the emulator" in page
 
 
 def cut(folder: Path) -> None:
