@@ -7,10 +7,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from provisioning.base import answer
-from provisioning.base.commands import Fix, join_fixes
+from provisioning.base.commands import Fix, join_fixes, quote_command
 from provisioning.base.errors import (
     INTERNAL,
     INTERRUPTED,
@@ -81,8 +82,33 @@ def guard(work: Callable[[], int], *, debug: bool, session: Fix | None = None) -
             EnvironmentLacking(message, fix=join_fixes([session, "which installs what it needs"], ", "))
         )
         return EnvironmentLacking.exit_code
+    except EOFError as error:
+        bytecode = _cut_bytecode(error)
+        if bytecode is None:
+            return _show_crash(error)
+        message = f"{bytecode}: Python's bytecode was cut short there, as by a full disk"
+        remedy = (
+            quote_command("rm", bytecode) if bytecode.exists() else "it is removed: type the command again"
+        )
+        show_error(EnvironmentLacking(message, fix=remedy))
+        return EnvironmentLacking.exit_code
     except Exception as error:
         return _show_crash(error)
+
+
+def _cut_bytecode(error: EOFError) -> Path | None:
+    """Remove the bytecode that Python could not read as it imported a module, and return its path.
+
+    Python takes no notice if a disk becomes full while it writes bytecode, and would then fail each time."""
+    import traceback
+
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        place = frame.f_locals.get("bytecode_path")
+        if frame.f_code.co_name == "_compile_bytecode" and place:
+            with suppress(OSError):
+                Path(place).unlink()
+            return Path(place)
+    return None
 
 
 def _show_crash(error: Exception) -> int:

@@ -106,6 +106,8 @@ class Laboratory(RuleBasedStateMachine):
         folder = self.manifests.__enter__()
         write_profile(folder, {"qnn-sdk": component(self.server.url("/sdk.zip"), self.archive)})
         self.patch = pytest.MonkeyPatch()
+        # A limit on files would cut the bytecode beside our sources.
+        self.patch.setattr(sys, "dont_write_bytecode", True)
         for name, value in self.variables(folder).items():
             self.patch.setenv(name, value)
         self.before = outside(self.home)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import py_compile
 import re
 import signal
 import subprocess
@@ -283,3 +285,16 @@ def test_a_captured_program_reads_what_it_is_given_and_nothing_of_ours() -> None
     command = [sys.executable, "-c", "import sys; print(sys.stdin.read())"]
     assert capture(command, input="given").stdout == "given\n"
     assert capture(command).stdout == "\n"
+
+
+def test_bytecode_that_a_full_disk_cut_is_removed_and_the_same_command_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cut_by_a_full_disk.py").write_text("CODE = 0\n")
+    bytecode = Path(py_compile.compile(str(tmp_path / "cut_by_a_full_disk.py")) or "")
+    bytecode.write_bytes(bytecode.read_bytes()[:-5])
+    monkeypatch.syspath_prepend(tmp_path)
+    codes = [
+        guard(lambda: int(importlib.import_module("cut_by_a_full_disk").CODE), debug=False) for _ in "ab"
+    ]
+    assert codes == [3, 0]
