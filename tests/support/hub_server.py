@@ -1,0 +1,211 @@
+"""A stand-in for AI Hub, which speaks its client's own messages. It runs in the environment `hub`.
+
+`python hub_server.py PLAY.json` prints its address. The play says what it answers; see `Play` in
+tests/support/hub.py. Every request is a line of the play's `requests`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import h5py
+import numpy
+from qai_hub import public_api_pb2 as pb
+from qai_hub.util.dataset_entries_converters import dataset_entries_to_h5, h5_to_dataset_entries
+
+PLAY = Path(sys.argv[1])
+FOLDER = PLAY.parent
+FILES = FOLDER / "files"
+MONTH = 30 * 24 * 3600
+
+counts: dict[str, int] = {}
+jobs: dict[str, Any] = {}
+
+
+def play() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(PLAY.read_text(encoding="utf-8"))
+    return document
+
+
+def new_id(kind: str) -> str:
+    counts[kind] = counts.get(kind, 0) + 1
+    return f"{kind}{counts[kind]}"
+
+
+def answer_of(dataset: str) -> Path:
+    """Run the job: the play's answers stand for what the device computes of the inputs."""
+    with h5py.File(FILES / dataset) as file:
+        inputs = h5_to_dataset_entries(file)
+    count = len(next(iter(inputs.values())))
+    with numpy.load(play()["answers"]) as answers:
+        outputs = {name: list(answers[name][:count]) for name in answers.files}
+    path = FILES / f"{dataset}-out"
+    with h5py.File(path, "w") as file:
+        dataset_entries_to_h5(outputs, file)
+    return path
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _send(
+        self, body: Any = b"", status: int = 200, kind: str = "application/x-protobuf", **headers: str
+    ) -> None:
+        data = body if isinstance(body, bytes) else body.SerializeToString()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def answer(self) -> None:
+        place = urlsplit(self.path)
+        words = [word for word in place.path.split("/") if word]
+        body, plays = self._body(), play()
+        step = f"{self.command} {'/'.join(word for word in words[2:] if not any(map(str.isdigit, word)))}"
+        with (FOLDER / "requests").open("a", encoding="utf-8") as log:
+            log.write(f"{step}\n")
+        if words[0] == "storage":
+            self._storage(words[1], body, plays)
+            return
+        if self.headers["Authorization"] != f"token {plays['token']}":
+            self._send(json.dumps({"detail": self.headers["Authorization"]}).encode(), 401, "text/json")
+            return
+        if refusal := plays["refused"].get(step):
+            text = json.dumps({"detail": refusal[1]}).encode()
+            self._send(text, refusal[0], "text/json")
+            return
+        self._api(self.command, words[2:], body, plays, parse_qs(place.query))
+
+    def _storage(self, name: str, body: bytes, plays: dict[str, Any]) -> None:
+        if self.command == "GET":
+            self._send((FILES / name).read_bytes(), kind="application/octet-stream")
+            return
+        if plays["cut_uploads"] > counts.get("cut", 0):
+            new_id("cut")
+            self.close_connection = True
+            self.connection.close()
+            return
+        if self.command == "POST":
+            # A form: the file is its last part.
+            boundary = b"--" + self.headers["content-type"].partition("boundary=")[2].encode()
+            body = body.split(boundary)[-2].partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+        (FILES / name).write_bytes(body)
+        self._send(ETag="1")
+
+    def _api(
+        self, method: str, words: list[str], body: bytes, plays: dict[str, Any], query: dict[str, list[str]]
+    ) -> None:
+        base = f"http://{self.headers['Host']}/storage"
+        match method, *words:
+            case "GET", "devices":
+                names = [name for name in query.get("name", []) if name]
+                rows = [row for row in plays["devices"] if not names or row["name"] in names]
+                if query.get("select") == ["True"]:
+                    rows = [row for row in rows if row["name"] not in plays["withdrawn"]]
+                self._send(pb.DeviceList(devices=[pb.Device(**row) for row in rows]))
+            case "GET", "frameworks":
+                rows = [
+                    pb.Framework(name="QAIRT", api_version=".".join(text.split(".")[:2]), full_version=text)
+                    for text in plays["runtimes"]
+                ]
+                self._send(pb.FrameworkList(frameworks=rows))
+            case "POST", "models" | "datasets" as kind:
+                response = pb.CreateUpdateResponse(id=new_id(kind))
+                response.expiration_time.seconds = int(time.time()) + MONTH
+                self._send(response)
+            case "GET", "models" | "datasets", number:
+                if not (FILES / number).is_file():
+                    self._send(b"", 404)
+                elif words[0] == "models":
+                    kind = pb.ModelType.Value("MODEL_TYPE_QNN_CONTEXT_BINARY")
+                    self._send(pb.Model(model_id=number, model_type=kind))
+                else:
+                    self._send(pb.Dataset(dataset_id=number, permanent=True))
+            case "GET", "models", number, "multipart_upload":
+                urls = pb.FileMultipartUploadURL(
+                    urls=[f"{base}/{number}"], upload_id="1", max_part_size=1 << 30
+                )
+                self._send(pb.FileUploadResponse(multipart_url=urls))
+            case "GET", "datasets", number, "upload_url":
+                url = pb.FileUploadURL(url=f"{base}/{number}", file_field_name="file")
+                self._send(pb.FileUploadResponse(url=url))
+            case "GET", "datasets", number, "download_data":
+                url = pb.FileDownloadURL(url=f"{base}/{number}", filename=f"{number}.h5")
+                self._send(pb.FileDownloadResponse(url=url))
+            case ("POST", "models", number, "multipart_upload") | ("PATCH" | "POST", "datasets", number, *_):
+                self._send(pb.CreateUpdateResponse(id=number))
+            case "POST", "jobs":
+                job = pb.Job()
+                job.ParseFromString(body)
+                number = new_id("j")
+                job.inference_job.inference_job_id = number
+                jobs[number] = job
+                with (FOLDER / "jobs").open("a", encoding="utf-8") as log:
+                    log.write(job.inference_job.options + "\n")
+                self._send(pb.CreateUpdateResponse(id=number))
+            case "GET", "jobs", number:
+                self._job(number, plays)
+            case "GET", "jobs", number, "result":
+                self._result(jobs[number].inference_job, plays)
+            case "GET", "jobs", number, *_:
+                artifact = pb.NamedArtifactDownloadURL(url=f"{base}/device.log", filename="device.log")
+                (FILES / "device.log").write_text(plays["log"], encoding="utf-8")
+                self._send(pb.NamedArtifactDownloadURLList(artifacts=[artifact]))
+            case _:
+                self._send(f"{method} {words}".encode(), 404)
+
+    def _job(self, number: str, plays: dict[str, Any]) -> None:
+        if number not in jobs:
+            self._send(b"", 404)
+            return
+        job = jobs[number]
+        job.inference_job.job_state = pb.JobState.Value(f"JOB_STATE_{plays['state']}")
+        if plays["state"] == "FAILED":
+            job.inference_job.failure_reason = plays["reason"]
+            job.available_artifacts[:] = [pb.JobArtifactType.Value("JOB_ARTIFACT_TYPE_DEVICE_LOG")]
+        self._send(job)
+
+    def _result(self, job: Any, plays: dict[str, Any]) -> None:
+        result = pb.JobResult()
+        path = answer_of(job.dataset.dataset_id)
+        result.inference_job_result.output_dataset_id = path.name
+        if job.is_profiling_on:
+            detail = result.inference_job_result.detail
+            detail.major_version, detail.minor_version = 1, 2
+            detail.execution_time = 500
+            detail.all_execution_times[:] = [500, 520, 480]
+            unit = pb.ComputeUnit.Value("COMPUTE_UNIT_NPU")
+            detail.layer_details.add(name="conv", compute_unit=unit)
+        self._send(result)
+
+
+for method in ("GET", "POST", "PUT", "PATCH"):
+    setattr(Handler, f"do_{method}", Handler.answer)
+
+if __name__ == "__main__":
+    FILES.mkdir(exist_ok=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
