@@ -85,6 +85,7 @@ def test_a_context_is_uploaded_once_and_a_result_is_kept(hub: StandIn) -> None:
     assert hub.requests("POST datasets") == 1
 
 
+@pytest.mark.whole
 def test_nothing_is_uploaded_without_agreement(hub: StandIn) -> None:
     with pytest.raises(ToolkitError) as error:
         run_contexts(options_of(hub, uploads_agreed=False), [job_in(hub.folder)], hub.folder / "into")
@@ -99,6 +100,7 @@ def test_a_device_with_another_chip_is_refused_before_an_upload(hub: StandIn) ->
     assert hub.requests("POST models") == 0
 
 
+@pytest.mark.whole
 def test_a_runtime_older_than_the_context_is_refused_with_the_versions(hub: StandIn) -> None:
     hub.plays(replace(play_in(hub.folder), runtimes=("2.47.0", "2.48.0")))
     failure = failure_of(hub)
@@ -120,6 +122,7 @@ def test_a_wrong_token_is_refused_and_not_shown(
     assert "a-wrong-one" not in error.value.message + "".join(capfd.readouterr()) + written
 
 
+@pytest.mark.whole
 def test_a_missing_token_is_asked_for(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QAIHUB_API_TOKEN")
     monkeypatch.setenv("QAIHUB_CLIENT_INI", str(hub.folder / "none.ini"))
@@ -129,6 +132,7 @@ def test_a_missing_token_is_asked_for(hub: StandIn, monkeypatch: pytest.MonkeyPa
     assert "https://" in error.value.fix
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("step", "status", "code"),
     [("POST jobs", 403, 3), ("POST datasets", 413, 1), ("POST jobs", 400, 4)],
@@ -144,6 +148,7 @@ def test_a_refusal_has_the_service_s_words_and_an_exit_code(
     assert TOKEN not in failure.message + "".join(capfd.readouterr())
 
 
+@pytest.mark.whole
 def test_a_withdrawn_device_is_named(hub: StandIn) -> None:
     hub.plays(replace(play_in(hub.folder), withdrawn=[str(PHONE["name"])]))
     failure = failure_of(hub)
@@ -151,6 +156,7 @@ def test_a_withdrawn_device_is_named(hub: StandIn) -> None:
     assert str(PHONE["name"]) in failure.message
 
 
+@pytest.mark.whole
 def test_a_failed_job_is_explained_by_the_device_s_log(hub: StandIn) -> None:
     log = "<E> Failed to create context from binary with err 0x1388\nqnn error 5000\n"
     hub.plays(replace(play_in(hub.folder), state="FAILED", reason="the model did not load", log=log))
@@ -163,6 +169,7 @@ def test_a_failed_job_is_explained_by_the_device_s_log(hub: StandIn) -> None:
     assert isinstance(outcome_of(hub), ContextRun)
 
 
+@pytest.mark.whole
 def test_a_job_that_does_not_end_is_gone_on_with_by_the_same_command(hub: StandIn) -> None:
     hub.plays(replace(play_in(hub.folder), state="PROVISIONING_DEVICE"))
     job = job_in(hub.folder)
@@ -174,11 +181,13 @@ def test_a_job_that_does_not_end_is_gone_on_with_by_the_same_command(hub: StandI
     assert hub.requests("POST jobs") == 1
 
 
+@pytest.mark.whole
 def test_an_upload_that_is_cut_is_repeated(hub: StandIn) -> None:
     hub.plays(replace(play_in(hub.folder), cut_uploads=1))
     assert isinstance(outcome_of(hub), ContextRun)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "answers",
     [{"y": VALUES[:, :, :3]}, {"y": VALUES.astype("float16")}, {"y": VALUES[:1]}, {"y": VALUES, "z": VALUES}],
@@ -215,6 +224,7 @@ def test_an_interrupted_run_is_gone_on_with(hub: StandIn) -> None:
     assert hub.requests("POST jobs") == 1
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("step", "status"), [("GET devices", 503), ("GET devices", 500)])
 def test_a_service_that_is_down_is_the_network_s_fault(hub: StandIn, step: str, status: int) -> None:
     hub.plays(replace(play_in(hub.folder), refused={step: (status, "down")}))
@@ -223,6 +233,7 @@ def test_a_service_that_is_down_is_the_network_s_fault(hub: StandIn, step: str, 
     assert error.value.exit_code == 4
 
 
+@pytest.mark.whole
 def test_too_many_jobs_are_waited_for_and_the_wait_is_shown(
     hub: StandIn, capfd: pytest.CaptureFixture[str]
 ) -> None:
