@@ -398,6 +398,12 @@ one(
 one("power-as-exp", aten.pow.Scalar, when=lambda _, node: float(str(node.args[0])) > 0)(
     lambda base, x: torch.exp(x * math.log(base))
 )
+one(
+    "product-for-square",
+    aten.square.default,
+    aten.pow.Tensor_Scalar,
+    when=lambda _, node: node.target is aten.square.default or node.args[1] == 2,
+)(lambda x, *_: x * x)
 one("scatter-of-a-tensor", aten.scatter.value)(
     lambda x, dim, index, value: torch.scatter(x, dim, index, torch.full(index.shape, value, dtype=x.dtype))
 )

@@ -172,6 +172,13 @@ def runs_along_no_last_dimension(node: Traits) -> bool:
     return bool(shape) and dimension % len(shape) != len(shape) - 1
 
 
+def squares(node: Traits) -> bool:
+    exponent = _argument(node, "exponent")
+    if isinstance(exponent, TensorEnds):
+        return exponent.least == exponent.largest == 2
+    return bool(exponent == 2)
+
+
 def ends_with_one_number(node: Traits) -> bool:
     last = (_argument(node, "tensors", ()) or (None,))[-1]
     return isinstance(last, TensorEnds) and last.least is not None and last.least == last.largest
@@ -207,6 +214,7 @@ CONDITIONS: Mapping[str, Callable[[Traits], bool]] = {
         resizes_aligned_to_an_even_multiple,
         resizes_to_no_multiple,
         runs_along_no_last_dimension,
+        squares,
     )
 } | {
     "gives_two_rows": lambda node: (node.output or ())[:1] == (2,),

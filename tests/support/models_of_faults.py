@@ -94,6 +94,7 @@ FAULTS: Mapping[str, ModelOfFault] = {
     ),
     "small-values-16-bit": ModelOfFault("16a8w", lambda: lambda x: functional.elu(0.005 * x), without="last"),
     "softplus-above-eleven": ModelOfFault("fp16", lambda: lambda x: functional.softplus(15 * x)),
+    "square-of-minus-zero": ModelOfFault("fp16", lambda: lambda x: (-torch.relu(x)) ** 2),
 }
 """By the fault's id: at which precision, and what it does."""
 

@@ -185,6 +185,10 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
         lambda: _of(*ROW)(lambda x: functional.elu(x * 0.01)),
     ],
     "power-as-exp": [lambda: _of(*ROW)(lambda x: 2**x)],
+    "product-for-square": [
+        lambda: _of(*ROW)(lambda x: x**2),
+        lambda: _of(*ROW)(torch.square),
+    ],
     "scatter-of-a-tensor": [
         lambda: _of(*ROW)(lambda x: torch.scatter(x, 1, torch.tensor([[1, 2], [0, 3]]), 0.5))
     ],

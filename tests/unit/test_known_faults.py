@@ -172,12 +172,21 @@ def rms_norm(*shape: int) -> dict[str, Any]:
     return {"operator": "aten.rms_norm.default", "input": [*shape], "output": [*shape]}
 
 
+def power(exponent: dict[str, Any]) -> dict[str, Any]:
+    return called("aten.pow.Tensor_Tensor", exponent=exponent)
+
+
 SUSPECTED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     # By fault: schemes, the nodes that have it, and those that have not.
     "rms-norm-of-small-rows": (
         "fp16 8a8w",
         [rms_norm(1, 16, 4, 32), rms_norm(16, 1, 16), rms_norm(1, 4, 16, 32)],
         [rms_norm(64, 32), rms_norm(1, 16, 32), rms_norm(1, 8, 8, 32), rms_norm(1, 16, 4, 48)],
+    ),
+    "square-of-minus-zero": (
+        "fp16",
+        [called("aten.pow.Tensor_Scalar", exponent=2), power({"shape": [], "least": 2.0, "largest": 2.0})],
+        [called("aten.pow.Tensor_Scalar", exponent=3), power({"shape": [], "least": 3.0, "largest": 3.0})],
     ),
     "negative-pad": (
         "16a8w fp16",
