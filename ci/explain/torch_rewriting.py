@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
 
 from ci.explain.proof import Batch, prove
 from ci.explain.rewriting import Match, Need, Repaired
@@ -301,8 +302,18 @@ def _plain(module: Any) -> GraphModule:
         if not node.users and (node.op == "call_module" or node.target is ASSERTION):
             module.graph.erase_node(node)
     module.requires_grad_(False)
+    _return_a_tuple(module.graph)
     _settle(module)
     return module
+
+
+def _return_a_tuple(graph: Graph) -> None:
+    """Return a named tuple of torch, such as that of max(dim), as a tuple: no file can hold its type."""
+    codegen: Any = graph._codegen
+    spec = codegen.pytree_info.out_spec
+    if spec.type is not None and spec.type.__module__ == "torch.return_types":
+        places = pytree.tree_structure(tuple(range(spec.num_leaves)))
+        codegen.pytree_info = codegen.pytree_info._replace(out_spec=places)
 
 
 def _nodes_changed_in_place(graph: Graph) -> set[Node]:

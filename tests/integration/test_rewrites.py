@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,16 @@ def _broken(write: Callable[..., Any], spoil: Callable[[Any], Any]) -> Callable[
         return tuple(spoil(value) if number == used else value for number, value in enumerate(result))
 
     return written
+
+
+def test_a_model_that_returns_what_max_returns_is_rewritten_and_can_be_saved(tmp_path: Path) -> None:
+    model, x = Net(lambda x: x.max(-1)), torch.randn(2, 3)
+    repaired = torch_rewriting.RepairedModule(model.eval(), [(x,)], BY_NAME)
+    repaired.apply([need("amax-and-argmax")])
+    assert [change.refused for change in repaired.changes] == [""]
+    torch.export.save(repaired.exported(), tmp_path / "rewritten.pt2")
+    values, indices = torch.export.load(tmp_path / "rewritten.pt2").module()(x)
+    assert torch.equal(values, x.amax(-1)) and torch.equal(indices, x.argmax(-1))
 
 
 @pytest.mark.parametrize(("name", "number"), MADE)
