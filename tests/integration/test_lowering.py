@@ -200,7 +200,7 @@ def test_chips_share_what_is_alike_and_each_program_is_the_one_that_is_compiled_
     assert "done as a whole" not in both.err and not list(tmp_path.rglob("*.common.log"))
 
 
-@pytest.mark.long("four compiles")
+@pytest.mark.whole
 def test_a_chip_that_cannot_what_the_others_can_fails_alone(tmp_path: Path) -> None:
     cases = {"net": {"soc": 'SM8650", "SM8450", "SM8750'}}
     done = run("test_lowering", tmp_path, "--suite", suite(tmp_path, cases), "--no-cache")
