@@ -13,7 +13,7 @@ from ci.lanes.executorch.suite import ExecutorchRun, programs_of
 from ci.lanes.executorch.verb import EMULATION, LOWERING
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.llm.model_options import LlmOptions
-from ci.lanes.onnx import verb as onnx_verb
+from ci.lanes.onnx.verb import EMULATION as ONNX_EMULATION
 from ci.lanes.registry import lane_named
 from ci.model_commands import audit, compile, divergence, quantize
 from ci.model_commands.typed_model import heads_of_models, one_model_of, options_of
@@ -27,7 +27,7 @@ from provisioning.base.option_fields import declared_options, suite_names
 from tests.support.journey_files import SUITE
 from tests.support.typed import parsed
 
-STAGES = [LOWERING, EMULATION, onnx_verb, llm_verb]
+STAGES = [LOWERING, EMULATION, ONNX_EMULATION, llm_verb]
 COMMANDS: list[tuple[Any, str, list[str]]] = [
     (compile, COMPILE, ["-o", "out"]),
     (quantize, QUANTIZE, ["-o", "out", "--precision", "8a8w"]),

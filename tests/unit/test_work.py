@@ -316,7 +316,7 @@ def test_what_tasks_have_in_common_is_done_once_and_each_goes_on_from_there(tmp_
         # What was done for all counts for each of them.
         assert own["cpu"] >= 0.1 and own["seconds"] >= own["cpu"] - 0.1
         assert (tmp_path / "logs" / f"{chip}.log").read_text() == f"goes on for {chip}\n"
-    assert not is_there(process)
+    wait_until(lambda: not is_there(process))
 
 
 def test_a_task_that_fails_as_it_goes_on_is_done_as_a_whole(tmp_path: Path) -> None:
