@@ -217,11 +217,21 @@ def passes_suite(program: OnnxProgram, result: Result, *, new_baseline: bool) ->
 
 def compiling_for_metric(plan: OnnxPlan) -> Step[OnnxProgram]:
     """Return a step that compiles and keeps the outputs, because a metric is computed of them each time."""
+    return _compiling_to_keep(plan, "onnx-outputs", CompileOptions(keeps_outputs=True))
+
+
+def compiling_for_device(plan: OnnxPlan) -> Step[OnnxProgram]:
+    """Return a step that compiles and keeps the program with all that a device is judged with."""
+    return _compiling_to_keep(plan, "onnx-samples", CompileOptions(keeps_samples=True))
+
+
+def _compiling_to_keep(plan: OnnxPlan, kind: str, options: CompileOptions) -> Step[OnnxProgram]:
+    """Return a step that compiles and keeps the files that it writes."""
     return onnx_step(
         plan,
-        "onnx-outputs",
+        kind,
         "compiled",
-        options=lambda program: CompileOptions(keeps_outputs=True),
+        options=lambda program: options,
         preparing=suite_samples,
         reply=ProgramFacts,
         line=partial(_line, lambda program, result: True),
@@ -256,20 +266,6 @@ def _add_figures(result: Result, score: MetricFigures | Failure) -> Result:
     near = facts.context.near
     near = replace(near, figures={**near.figures, **score.figures})
     return replace(result, record=replace(facts, context=replace(facts.context, near=near)))
-
-
-def compiling_for_device(plan: OnnxPlan) -> Step[OnnxProgram]:
-    """Return a step that compiles and keeps the program with all that a device is judged with."""
-    return onnx_step(
-        plan,
-        "onnx-samples",
-        "compiled",
-        options=lambda program: CompileOptions(keeps_samples=True),
-        preparing=suite_samples,
-        reply=ProgramFacts,
-        line=partial(_line, lambda program, result: True),
-        keeps_files=True,
-    )
 
 
 def compile_programs(plan: OnnxPlan) -> dict[str, Result]:
