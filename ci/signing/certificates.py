@@ -24,11 +24,15 @@ from provisioning.base.errors import UsageError
 PADDING = b"\xff"
 ALIGN = 16
 MOST_CERTIFICATES = 16
-TEST_KEY = re.compile(r"\btest key\b|for testing only", re.IGNORECASE)
+TEST_KEY = re.compile(r"\btest (key|pki)\b|for testing only|\bnot secure\b", re.IGNORECASE)
 """What names of keys for tests say. The test roots of Qualcomm's signing tools, whose keys are public, have
-the unit `General Use Test Key (for testing only)`."""
+the unit `General Use Test Key (for testing only)`; qtestsign's are `NOT SECURE`."""
+
+LENGTH_WITHOUT_CA = "path_length must be None when ca is False"
+"""What cryptography says of a certificate with a path length that is no CA's."""
 
 LEAST_RSA_BITS = 2048
+LEAST_CURVE_BITS = 256
 """Anybody with time can find a shorter key. The verifier asks the same of those that sign certificates."""
 
 
@@ -51,10 +55,26 @@ def certificate_of(der: bytes) -> x509.Certificate:
     certificate = x509.load_der_x509_certificate(der)
     # Parsing is lazy: read everything that is used later, so that damage is found here.
     certificate.public_key()
-    _ = (certificate.extensions, certificate.signature)
+    _ = (_constraints(certificate), certificate.signature)
     _ = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
     _ = (certificate.subject.rfc4514_string(), certificate.issuer.rfc4514_string())
     return certificate
+
+
+def _constraints(certificate: x509.Certificate) -> x509.BasicConstraints | None:
+    """The basic constraints; None without any. Raises many kinds of exception for damaged extensions.
+
+    Attestation certificates that were made with Qualcomm's instructions (`CA:FALSE,pathlen:0`) have a path
+    length, which RFC 5280 leaves to CAs: cryptography cannot hold it, and it says nothing."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        return None
+    except ValueError as error:
+        if str(error) != LENGTH_WITHOUT_CA:
+            raise
+        return x509.BasicConstraints(ca=False, path_length=None)
+    return extension.value
 
 
 def split(area: bytes) -> list[bytes]:
@@ -194,18 +214,26 @@ def problem(chain: Sequence[x509.Certificate], at: dt.datetime) -> str:
     holds.
 
     It judges issuers, signatures, validity, CAs, path lengths, key usage, critical extensions, algorithms."""
+    constraints = _constraints(chain[0])
+    if constraints is not None and constraints.ca:
+        return "a CA's certificate may not sign libraries"
     key = chain[0].public_key()
     if isinstance(key, rsa.RSAPublicKey) and key.key_size < LEAST_RSA_BITS:
         return f"the attestation key is RSA of {key.key_size} bits, at least {LEAST_RSA_BITS} are safe"
+    if isinstance(key, ec.EllipticCurvePublicKey) and key.key_size < LEAST_CURVE_BITS:
+        return f"the attestation key is {key_type(key)}, of at least {LEAST_CURVE_BITS} bits it is safe"
     agnostic = verification.Criticality.AGNOSTIC
     permissive = verification.ExtensionPolicy.permit_all()
-    authority = permissive.require_present(x509.BasicConstraints, agnostic, None).may_be_present(
+    # Name constraints that the verifier can judge are of hosts and mail, which sign no libraries.
+    code = permissive.require_not_present(x509.NameConstraints).may_be_present(
+        x509.ExtendedKeyUsage, agnostic, _signs_code
+    )
+    authority = code.require_present(x509.BasicConstraints, agnostic, None).may_be_present(
         x509.KeyUsage, agnostic, _signs_certificates
     )
-    attestation = (
-        permissive.may_be_present(x509.BasicConstraints, agnostic, _is_no_authority)
-        .may_be_present(x509.KeyUsage, agnostic, _signs)
-        .may_be_present(x509.ExtendedKeyUsage, agnostic, _signs_code)
+    # A certificate that does not say what it is for was not made to sign libraries.
+    attestation = code.require_present(x509.BasicConstraints, agnostic, None).require_present(
+        x509.KeyUsage, agnostic, _signs
     )
     policy = verification.PolicyBuilder().time(at).store(verification.Store([chain[-1]]))
     policy = policy.extension_policies(ca_policy=authority, ee_policy=attestation)
@@ -216,14 +244,9 @@ def problem(chain: Sequence[x509.Certificate], at: dt.datetime) -> str:
     return ""
 
 
-def _is_no_authority(_: object, __: object, constraints: x509.BasicConstraints | None) -> None:
-    if constraints is not None and constraints.ca:
-        raise ValueError("a CA's certificate may not sign libraries")
-
-
 def _signs(_: object, __: object, usage: x509.KeyUsage | None) -> None:
-    if usage is not None and not usage.digital_signature:
-        raise ValueError("it may not be used for digital signatures")
+    if usage is None or not usage.digital_signature or usage.key_cert_sign:
+        raise ValueError("it must be for digital signatures, and not sign certificates")
 
 
 def _signs_code(_: object, __: object, usage: x509.ExtendedKeyUsage | None) -> None:

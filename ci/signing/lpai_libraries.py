@@ -31,6 +31,7 @@ class NeededLibrary(Model):
     path: str
     """A path below the component's root, with {lpai} and {arch}; `*` matches the highest version."""
     direct: bool = False
+    """Whether it is loaded only if ExecuTorch itself runs on the DSP (`--direct`)."""
 
     @property
     def name(self) -> str:

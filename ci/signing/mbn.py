@@ -18,6 +18,9 @@ V6_HEADER_SIZE = 4 * 12
 V7_COMMON_SIZE = 24
 V7_METADATA = struct.Struct("<18I8Q5I64sI")
 V7_METADATA_VERSION = 2
+NEWEST_V6_METADATA = 1
+PRODUCTION_STATE = 0xD << 32
+"""The life cycle of devices that people buy, in metadata of version 7."""
 
 HEADER = "MBN header"
 COMMON = "common metadata"
@@ -54,6 +57,67 @@ _V7_DIGESTS = {3: "sha384"}
 
 
 @dataclass(frozen=True, slots=True)
+class FlagLayout:
+    """The flags word of a metadata version, as mbn-rs describes it: Qualcomm does not."""
+
+    offset: int
+    """Where the word begins in the metadata."""
+    off: int
+    """The bits that say that a flag is off."""
+    single_device: int
+    """The bits that bind a signature to the serial numbers of devices."""
+    names: tuple[str, ...]
+    """A flag's name for each bit, from the lowest."""
+
+
+FLAGS: Mapping[int, FlagLayout] = {
+    6: FlagLayout(
+        offset=28,
+        off=0,
+        single_device=1 << 2 | 1 << 5 | 1 << 7,
+        names=(
+            *("rot_en", "use_soc_hw_version", "use_serial_number", "oem_id_independent"),
+            *("root_revoke_activate_enable",) * 2,
+            *("uie_key_switch_enable",) * 2,
+            *("debug",) * 2,
+            *("use_hw_id", "model_id_independent"),
+        ),
+    ),
+    7: FlagLayout(
+        offset=220,
+        off=0x155555,
+        single_device=1 << 7,
+        names=tuple(
+            name
+            for name in (
+                *("use_soc_hw_version", "use_feature_id", "use_hw_id", "use_serial_number", "use_oem_id"),
+                *("use_model_id", "use_soc_lifecycle_state", "use_oem_lifecycle_state"),
+                *("use_oem_root_cert_hash", "debug", "rot_en"),
+            )
+            for _ in range(2)
+        ),
+    ),
+}
+
+
+def flag_names(version: int, flags: int) -> str:
+    """The set bits of a flags word, each by its value and its name."""
+    names = FLAGS[version].names
+    bits = (bit for bit in range(32) if flags >> bit & 1)
+    return ", ".join(
+        f"{1 << bit:#x} ({names[bit] if bit < len(names) else 'no public name'})" for bit in bits
+    )
+
+
+def _single_devices(version: int, serials: tuple[int, ...], flags: int) -> str:
+    """Say which single devices metadata binds a signature to; empty for none."""
+    if serials:
+        return f"it is bound to single devices ({', '.join(map(hex, serials))})"
+    binding = flags & FLAGS[version].single_device
+    return f"it is bound to single devices by its flags {flag_names(version, binding)}" if binding else ""
+
+
+@dataclass(frozen=True, slots=True)
 class MbnPart:
     name: str
     start: int
@@ -82,6 +146,11 @@ class Metadata:
     anti_rollback: int = 0
     note: str = ""
     """Text after the public 120 bytes. A rehearsal writes its statement there."""
+
+    @property
+    def restriction(self) -> str:
+        """Say why it is not for all devices that people buy; empty if it may be."""
+        return _single_devices(6, self.serials, self.flags)
 
     def pack(self) -> bytes:
         if len(self.soc_versions) > 12 or len(self.serials) > 8:
@@ -157,6 +226,16 @@ def parse(segment: bytes) -> Container:
     return Container(version, fields, tuple(parts), tuple(problems), common)
 
 
+def known_metadata(version: int, data: bytes) -> Metadata | V7Metadata | None:
+    """Read what a metadata part binds a signature to; None for a layout that is not public."""
+    if version == 7:
+        return parse_v7_metadata(data)
+    if len(data) < METADATA_SIZE:
+        return None
+    metadata = parse_metadata(data)
+    return metadata if metadata.major <= NEWEST_V6_METADATA else None
+
+
 def parse_metadata(data: bytes) -> Metadata:
     """Read version 6's metadata, from either metadata part."""
     if len(data) < METADATA_SIZE:
@@ -188,17 +267,34 @@ class V7Metadata:
     serials: tuple[int, ...]
     oem_id: int
     model_id: int
+    life_cycle: int
+    """The state of the devices that it is for; 0 if it names none."""
+    flags: int
+
+    @property
+    def restriction(self) -> str:
+        """Say why it is not for all devices that people buy; empty if it may be."""
+        if self.life_cycle not in (0, PRODUCTION_STATE):
+            return f"it is for devices of life cycle {self.life_cycle:#x}, not for those in production"
+        return _single_devices(7, self.serials, self.flags)
 
 
 def parse_v7_metadata(data: bytes) -> V7Metadata | None:
     """The OEM's metadata of version 7; None for a layout that is not public."""
-    if len(data) < V7_METADATA.size:
+    if len(data) != V7_METADATA.size:
         return None
-    fields = V7_METADATA.unpack_from(data)
+    fields = V7_METADATA.unpack(data)
     if fields[0] != V7_METADATA_VERSION:
         return None
     serials = tuple(number for number in fields[18:26] if number)
-    return V7Metadata(anti_rollback=fields[2], serials=serials, oem_id=fields[26], model_id=fields[27])
+    return V7Metadata(
+        anti_rollback=fields[2],
+        serials=serials,
+        oem_id=fields[26],
+        model_id=fields[27],
+        life_cycle=fields[28] | fields[29] << 32,
+        flags=fields[32],
+    )
 
 
 def v6_signed_part(metadata: bytes, hashes: bytes, signature_size: int, certificates_size: int) -> bytes:

@@ -21,7 +21,7 @@ from provisioning.base.settings import reports_path
 from provisioning.dist import SIGNED
 
 if TYPE_CHECKING:
-    from ci.signing.verification import ExpectedSignature, Purpose, Verification
+    from ci.signing.verification import ExpectedSignature, Verification
     from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
@@ -73,14 +73,12 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun("signing_verify", "", "", session("signing", *sys.argv[2:]))
     reports = reports_path(args.reports)
     with stage.reported(reports, "signing-stopped"), limits:
-        purpose = Purpose(args.purpose)
-        if purpose is Purpose.PRODUCTION and ROOT in args.allow_unchecked:
+        if args.purpose == Purpose.PRODUCTION.value and ROOT in args.allow_unchecked:
             raise UsageError(
                 "--allow-unchecked root: anybody can make a chain, so production needs the root",
                 fix="--root CERT, or --for development",
             )
-        binding = _binding_of(args.root, args.sw_id, args.hw_id, args.serial, purpose)
-        code = verify(args.files, binding, tuple(args.allow_unchecked), stage)
+        code = verify(args.files, _binding_of(args), tuple(args.allow_unchecked), stage)
     stage.finish().write(reports)
     return code
 
@@ -128,18 +126,17 @@ def verify(
     return exit_code_of(good=all(file["verdict"] == "verified" for file in files))
 
 
-def _binding_of(
-    root: Path | None, software: str | None, hardware: str | None, serial: str | None, purpose: Purpose
-) -> ExpectedSignature:
+def _binding_of(args: argparse.Namespace) -> ExpectedSignature:
     from ci.signing.certificates import read_root
-    from ci.signing.verification import ExpectedSignature
+    from ci.signing.verification import ExpectedSignature, Purpose
 
     return ExpectedSignature(
-        root=read_root(root) if root else None,
-        software_id=SOFTWARE_IDS.get(software or "") or _number("--sw-id", software),
-        hardware_id=_number("--hw-id", hardware),
-        serial=_serial(serial) if serial is not None else None,
-        purpose=purpose,
+        root=read_root(args.root) if args.root else None,
+        software_id=SOFTWARE_IDS.get(args.sw_id or "") or _number("--sw-id", args.sw_id),
+        hardware_id=_number("--hw-id", args.hw_id),
+        serial=_serial(args.serial) if args.serial is not None else None,
+        purpose=Purpose(args.purpose),
+        allowed_flags=args.allow_flags,
     )
 
 
@@ -206,7 +203,7 @@ class SignLpai:
         )
         way = parser.add_argument_group("how")
         way.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
-        way.add_argument("-o", "--output", type=Path, default=SIGNED, help="the overlay [%(default)s]")
+        way.add_argument("-o", "--output", type=Path, default=SIGNED, help="the overlay [dist/overlay]")
         add_valued(way, "--python", "PATH", "the Python to run elfsigner with, before 3.12")
 
     def run(self, args: argparse.Namespace) -> int:

@@ -32,6 +32,7 @@ CHAIN = "chain"
 ROOT = "root"
 PURPOSE = "production"
 SERIAL = "serial"
+FLAGS = "flags"
 INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE)
 """If one of these fails, the bytes are not those that were signed."""
 ESSENTIAL = (*INTEGRITY, CHAIN, ROOT, PURPOSE)
@@ -81,6 +82,8 @@ class SignatureCheck:
     message: str
     asked: bool = False
     """Whether the caller requested it, so that it must be checked."""
+    fix: str = ""
+    """What to type if it was not checked, where that depends on what was found."""
 
     @property
     def essential(self) -> bool:
@@ -96,6 +99,8 @@ class ExpectedSignature:
     hardware_id: int | None = None
     serial: int | None = None
     purpose: Purpose = Purpose.PRODUCTION
+    allowed_flags: int = 0
+    """The bits of metadata flags that the caller knows to be right."""
     at: dt.datetime | None = None
     """The moment to judge validity at; None is now."""
 
@@ -169,6 +174,7 @@ def verify(data: Bytes, binding: ExpectedSignature | None = None) -> Verificatio
         *_hashes(data, signed),
         *_authority(signed, chain, error, is_rehearsal, binding),
         *_bindings(signed, binding),
+        *_flags(signed, binding),
     ]
     if binding.purpose is Purpose.PRODUCTION:
         checks.append(_purpose(signed, chain, is_rehearsal, binding.root))
@@ -307,10 +313,16 @@ def _signature(signed: Signed, attestation: x509.Certificate, is_rehearsal: bool
 
 def is_for_tests(signed: Signed, chain: Sequence[x509.Certificate]) -> bool:
     """Whether it is bound to single devices, or signed with a key that is known to be for tests."""
-    with suppress(BadLibrary):
-        if bindings(signed).serials:
-            return True
-    return bool(certificates.test_key(chain))
+    known = (metadata for _, metadata in _metadata_parts(signed))
+    return bool(certificates.test_key(chain)) or any(metadata and metadata.restriction for metadata in known)
+
+
+def _metadata_parts(signed: Signed) -> Iterator[tuple[mbn.MbnPart, mbn.Metadata | mbn.V7Metadata | None]]:
+    """The OEM's metadata, and Qualcomm's if there is any; None for a layout that is not public."""
+    for name in (mbn.METADATA, mbn.QTI_METADATA):
+        part = signed.container.part(name)
+        if part.size or name == mbn.METADATA:
+            yield part, mbn.known_metadata(signed.container.version, signed.part(name))
 
 
 def _purpose(
@@ -323,18 +335,36 @@ def _purpose(
     if name := certificates.test_key([*chain, root] if root else chain):
         message = f"a test signature: {name} says that its key is for tests"
         return SignatureCheck(PURPOSE, Status.FAILED, message)
-    try:
-        serials = bindings(signed).serials
-    except BadLibrary as error:
-        return SignatureCheck(PURPOSE, Status.FAILED, error.message)
-    if serials:
-        message = f"a test signature: it is bound to single devices ({', '.join(map(hex, serials))})"
-        return SignatureCheck(PURPOSE, Status.FAILED, message)
-    if serials is None:
-        message = "the form of its metadata is not public, so it may be bound to single devices"
-        return SignatureCheck(PURPOSE, Status.UNCHECKED, message)
+    parts = list(_metadata_parts(signed))
+    for part, metadata in parts:
+        if metadata and metadata.restriction:
+            message = f"a test signature by its {part.name}: {metadata.restriction}"
+            return SignatureCheck(PURPOSE, Status.FAILED, message)
+    for part, metadata in parts:
+        if metadata is None:
+            message = f"the form of its {part.name} is not public, so it may be bound to single devices"
+            return SignatureCheck(PURPOSE, Status.UNCHECKED, message)
     message = "no rehearsal, no known test key, bound to no single device"
     return SignatureCheck(PURPOSE, Status.PASSED, message)
+
+
+def _flags(signed: Signed, binding: ExpectedSignature) -> Iterator[SignatureCheck]:
+    """Flags that are on: nobody outside Qualcomm has proved what devices do with them."""
+    version = signed.container.version
+    place = mbn.FLAGS[version]
+    for part, metadata in _metadata_parts(signed):
+        flags = metadata.flags & ~place.off if metadata else 0
+        if not flags:
+            continue
+        at = signed.hash_segment.offset + part.start + place.offset
+        message = f"{mbn.flag_names(version, flags)} in the {part.name}, at byte {at:#x}"
+        if flags & ~binding.allowed_flags:
+            reason = "nobody has proved what devices do with them"
+            asked = binding.purpose is Purpose.PRODUCTION
+        else:
+            reason, asked = f"taken by --allow-flags {binding.allowed_flags:#x}", False
+        fix = f"--allow-flags {flags:#x}, if your devices are known to take them"
+        yield SignatureCheck(FLAGS, Status.UNCHECKED, f"{message}: {reason}", asked, fix)
 
 
 def _unverified_parts(signed: Signed, checks: Iterable[SignatureCheck]) -> Iterator[Range]:
@@ -374,9 +404,6 @@ def _bindings(signed: Signed, binding: ExpectedSignature) -> Iterator[SignatureC
             yield SignatureCheck(part, Status.PASSED, values)
         else:
             yield SignatureCheck(part, Status.FAILED, f"expected {number:#x}, found {values}")
-    if facts.flags:
-        message = f"{facts.flags:#x}: what they mean is not public"
-        yield SignatureCheck("flags", Status.UNCHECKED, message)
 
 
 def _single(value: int | None) -> tuple[int, ...] | None:
@@ -394,7 +421,7 @@ class Bindings:
     serials: tuple[int, ...] | None = None
     anti_rollback: int | None = None
     flags: int | None = None
-    """Bits whose meaning is not public."""
+    """Bits whose meaning nobody has proved."""
 
 
 def bindings(signed: Signed) -> Bindings:
@@ -410,6 +437,7 @@ def bindings(signed: Signed) -> Bindings:
             model_id=known.model_id,
             serials=known.serials,
             anti_rollback=known.anti_rollback,
+            flags=known.flags,
         )
     metadata = signed.metadata
     if metadata is None:
@@ -439,7 +467,9 @@ def findings_of(path: Path, result: Verification, *, waivers: Iterable[str] = ()
             rule = f"signing-{check.part.replace(' ', '-')}"
             yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", fix)
         elif check.essential and check.part not in waivers:
-            fix = _FIXES.get(check.part, "ask whoever signed it; the public format does not tell")
+            fix = check.fix or _FIXES.get(
+                check.part, "ask whoever signed it; the public format does not tell"
+            )
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing-not-proven", Severity.ERROR, subject, message, fix)
         elif check.part == ROOT:

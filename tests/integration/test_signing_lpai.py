@@ -114,6 +114,7 @@ def test_without_acceptance_of_this_very_question_nothing_is_signed(
     ("behaviour", "code", "words"),
     [
         ("no-output", 1, "wrote no file"),
+        ("empty", 1, "wrote no file"),
         ("partial", 1, "is not libQnnLpaiSkel.so signed"),
         ("unsigned", 1, "unsigned"),
         ("other-program", 1, "the content of segment"),

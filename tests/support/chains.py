@@ -47,8 +47,12 @@ def certificate(
     path_length: int | None = None,
     extension: x509.ExtensionType | None = None,
     digest: Any = None,
+    plain: bool = False,
+    certifies: bool = False,
+    constraints: x509.ExtensionType | None = None,
 ) -> x509.Certificate:
-    """`signs`: its key usage allows what its place in a chain asks for."""
+    """`signs`: its key usage allows what its place in a chain asks for. `plain`: it does not say what for.
+    `certifies`: its key usage allows to sign certificates, too."""
     begin = start or NOW - dt.timedelta(days=1)
     allowed = True if signs is None else signs
     usage = dict.fromkeys(
@@ -70,17 +74,16 @@ def certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
         .not_valid_after(begin + dt.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=ca, path_length=path_length), critical=True)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=not ca and allowed,
-                key_cert_sign=ca and allowed,
-                crl_sign=not allowed,
-                **usage,
-            ),
-            critical=True,
-        )
     )
+    if not plain:
+        key_usage = x509.KeyUsage(
+            digital_signature=not ca and allowed,
+            key_cert_sign=certifies or (ca and allowed),
+            crl_sign=not allowed,
+            **usage,
+        )
+        constraints = constraints or x509.BasicConstraints(ca=ca, path_length=path_length)
+        builder = builder.add_extension(constraints, critical=True).add_extension(key_usage, critical=True)
     if extension is not None:
         builder = builder.add_extension(extension, critical=True)
     return builder.sign(issuer_key, digest or hashes.SHA384())

@@ -81,6 +81,8 @@ def sign(args: argparse.Namespace, behaviour: str) -> None:
             content = library
         if behaviour == "partial":
             content = content[: len(content) // 2]
+        if behaviour == "empty":
+            content = b""
         (args.outdir / path.name).write_bytes(content)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from ci.signing import signed_writer, verb
+from ci.signing import certificates, mbn, signed_writer, verb
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.guard import guard
 from tests.support import chains
+from tests.support.mbn import signed_file
 from tests.support.skels import Skel
 from tests.support.typed import parsed
 
@@ -70,6 +72,41 @@ def test_verifying(
     assert words in capsys.readouterr().out
     outcome = Report.read(tmp_path / "reports" / "signing_verify.json").outcome
     assert outcome is (Outcome.PASS, Outcome.FAIL, Outcome.ERROR)[code]
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "words"),
+    [
+        ((), 1, "NOT PROVEN"),
+        (("--allow-flags", "0x2"), 0, "--allow-flags 0x2"),
+        (("--allow-flags", "2"), 2, ""),
+    ],
+)
+def test_flags_of_the_metadata_are_taken_by_name_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: tuple[str, ...], code: int, words: str
+) -> None:
+    chain = chains.bent().chain
+    (tmp_path / "root.pem").write_bytes(chain[-1].public_bytes(Encoding.PEM))
+    library = tmp_path / "libmine_skel.so"
+    metadata = mbn.Metadata(software_id=4, flags=2).pack()
+    library.write_bytes(
+        signed_file(
+            Skel(sections=False).encode(),
+            6,
+            digest="sha384",
+            metadata=metadata,
+            certificates=certificates.join(chain),
+            signature=b"\x01" * 104,
+        )
+    )
+    command = ("verify", library, "--root", "root.pem", "--allow-unchecked", "signature", *typed)
+    if code == 2:
+        with pytest.raises(SystemExit) as ended:
+            signing(*command)
+        assert ended.value.code == 2
+        return
+    assert signing(*command) == code
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", ["inspect", "verify"])

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ci.signing import certificates, mbn, rehearsal, signed_library, signed_writer, verification
-from ci.signing.verification import ExpectedSignature, Purpose, SignedBy, Status
+from ci.signing.verification import ExpectedSignature, Purpose, SignedBy
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
 from tests.support.skels import Skel
@@ -165,6 +165,7 @@ def test_a_chain_under_another_root_is_named() -> None:
 
 LONG_AGO = chains.NOW - dt.timedelta(days=400)
 SERVER_AUTH = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+OTHER_HOSTS = x509.NameConstraints(None, [x509.DNSName("example.org")])
 UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"\x05\x00")
 
 
@@ -178,6 +179,11 @@ UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"\x05\x0
         {"attestation": {"signs": False}},
         {"attestation": {"extension": SERVER_AUTH}},
         {"attestation": {"extension": UNKNOWN}},
+        {"attestation": {"extension": OTHER_HOSTS}},
+        {"attestation": {"plain": True}},
+        {"attestation": {"certifies": True}},
+        {"root": {"extension": SERVER_AUTH}},
+        {"root": {"extension": OTHER_HOSTS}},
         {"root": {"ca": False}},
         {"root": {"signs": False}},
         {"attestation": {"issuer": chains.name("nobody")}},
@@ -214,6 +220,15 @@ def test_a_chain_may_leave_its_root_out_and_nothing_else(ending: int) -> None:
     signer = chains.signer()
     signed = signed_writer.sign_library(LIBRARY, rehearsal.KeyAndChain(signer.chain[:ending], signer.key))
     assert failed(signed, development(root=signer.root)) == (set() if ending > 1 else {"chain"})
+
+
+def test_a_path_length_in_the_attestation_certificate_says_nothing() -> None:
+    # `CA:FALSE,pathlen:0`, as instructions for OEMs have it.
+    value = bytes.fromhex("3003020100")
+    length = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.5.29.19"), value)
+    chain = chains.bent(attestation={"constraints": length}).chain
+    data = forged(list(chain), b"\x01" * 104)
+    assert verification.verify(data, ExpectedSignature(root=chain[-1])).verdict(["signature"]) == "verified"
 
 
 def test_validity_is_judged_at_the_moment_asked_for() -> None:
@@ -306,7 +321,9 @@ def test_production_takes_no_rehearsal_and_no_test_key() -> None:
     assert ({check.part for check in result.failed}, result.signer) == ({"production"}, SignedBy.TEST)
 
 
-@pytest.mark.parametrize("said", ["QTI general use TEST KEY 4", "only ours (for testing only)"])
+@pytest.mark.parametrize(
+    "said", ["QTI general use TEST KEY 4", "only ours (for testing only)", "qtestsign Root CA - NOT SECURE"]
+)
 @pytest.mark.parametrize("of", ["attestation", "root"])
 def test_a_test_key_is_one_whichever_part_of_its_name_says_so(of: str, said: str) -> None:
     names = {"attestation": chains.name("att"), "root": chains.name("root"), of: chains.name(said)}
@@ -315,8 +332,11 @@ def test_a_test_key_is_one_whichever_part_of_its_name_says_so(of: str, said: str
     assert for_production(oem_file(certificates.join(bent.chain)), bent.root) == "failed"
 
 
-def test_an_attestation_key_that_anybody_can_find_signs_nothing() -> None:
-    chain = list(chains.bent(attestation={"key": rsa.generate_private_key(65537, 1024)}).chain)
+@pytest.mark.parametrize(
+    "key", [rsa.generate_private_key(65537, 1024), ec.generate_private_key(ec.SECP224R1())], ids=["rsa", "ec"]
+)
+def test_an_attestation_key_that_anybody_can_find_signs_nothing(key: object) -> None:
+    chain = list(chains.bent(attestation={"key": key}).chain)
     assert for_production(oem_file(certificates.join(chain)), chain[-1]) == "failed"
 
 
@@ -354,12 +374,55 @@ def test_production_takes_no_chain_but_the_path_from_leaf_to_root() -> None:
     assert [name for name, verdict in verdicts.items() if verdict == "verified"] == []
 
 
-def test_flags_that_nobody_can_explain_are_named() -> None:
-    data = oem_file(certificates.join(OEM), mbn.Metadata(software_id=4, flags=0x10).pack())
-    checks = verification.verify(data, ExpectedSignature(root=OEM[-1])).checks
-    assert [(check.status, "0x10" in check.message) for check in checks if check.part == "flags"] == [
-        (Status.UNCHECKED, True)
-    ]
+def v6_metadata(flags: int) -> bytes:
+    return mbn.Metadata(software_id=4, flags=flags).pack()
+
+
+def v7_metadata(flags: int = 0, life_cycle: int = 0) -> bytes:
+    return mbn.V7_METADATA.pack(2, *(0,) * 27, 0, life_cycle, 0, b"", flags)
+
+
+V7_OFF = 0x155555
+
+
+@pytest.mark.parametrize(
+    ("version", "metadata", "allowed", "verdict"),
+    [
+        (6, v6_metadata(2), 0, "not proven"),
+        (6, v6_metadata(1 << 31), 2, "not proven"),
+        (6, v6_metadata(2), 0xA, "verified"),
+        (6, v6_metadata(4), 4, "failed"),
+        (7, v7_metadata(V7_OFF), 0, "verified"),
+        (7, v7_metadata(V7_OFF ^ 3), 0, "not proven"),
+        (7, v7_metadata(V7_OFF ^ 3), 2, "verified"),
+        (7, v7_metadata(V7_OFF ^ 0xC0), 0x80, "failed"),
+        (7, v7_metadata(life_cycle=0xD), 0, "verified"),
+        (7, v7_metadata(life_cycle=2), 0, "failed"),
+        (7, v7_metadata() + b"\0", 0, "not proven"),
+        (6, struct.pack("<I", 2) + UNBOUND[4:], 0, "not proven"),
+    ],
+)
+@pytest.mark.parametrize("by", ["metadata", "qti_metadata"])
+def test_production_takes_metadata_whose_meaning_somebody_answers_for(
+    version: int, metadata: bytes, allowed: int, verdict: str, by: str
+) -> None:
+    parts = {"metadata": UNBOUND if version == 6 else V7_UNBOUND, by: metadata}
+    data = oem_file(certificates.join(OEM), version=version, **parts)
+    expected = ExpectedSignature(root=OEM[-1], allowed_flags=allowed)
+    assert verification.verify(data, expected).verdict(["signature"]) == verdict
+    assert verification.verify(data, development(root=OEM[-1])).verdict(["signature"]) == "verified"
+
+
+def test_a_flag_is_named_by_its_place() -> None:
+    data = oem_file(certificates.join(OEM), v6_metadata(0x202))
+    (flags,) = (
+        check
+        for check in verification.verify(data, ExpectedSignature(root=OEM[-1])).checks
+        if check.part == "flags"
+    )
+    place = data.index(struct.pack("<I", 0x202))
+    assert all(word in flags.message for word in ("0x2 (use_soc_hw_version)", "0x200 (debug)", f"{place:#x}"))
+    assert "--allow-flags 0x202" in flags.fix
 
 
 def test_what_nobody_verified_is_named() -> None:
