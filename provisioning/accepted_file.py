@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from provisioning.base.errors import ManifestError
 from provisioning.base.files import replace_text
@@ -75,7 +74,7 @@ def load_accepted(path: Path, again: str = "remove it, then --accept") -> Accept
     def refuse(key: str, expected: str, found: str) -> ManifestError:
         return ManifestError(path, key, expected=expected, found=found, fix=again)
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         counts = Counter(key for key, _ in pairs)
         twice = [key for key, count in counts.items() if count > 1]
         if twice:

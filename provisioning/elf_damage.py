@@ -1,7 +1,7 @@
 """Is a library as its linker wrote it, where nobody has a hash of the file?
 
 The hash of each name of a symbol or a version lies beside it, for the loader: a changed byte of either shows.
-Code has no long run of zeros: a block that a disk or a download lost shows. Other changed code does not."""
+Code has no long run of one byte: a block that a disk or a download lost shows. Other changes do not."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ _TABLES = ("DT_STRTAB", "DT_SYMTAB", "DT_GNU_HASH", "DT_HASH", "DT_VERNEED")
 
 
 HOLE = 4096
-"""A block of a disk. The code of QNN's libraries has at most 2048 zeros in a row, and that in skels alone."""
+"""A block of a disk. QNN's libraries have at most 3856 zeros in a row in their code, in skels alone, and
+402 bytes 0xff, as erased flash has."""
 
 
 def hole_in_code(path: Path) -> int | None:
-    """Where a block of zeros begins in a library's code; None if there is none."""
+    """Where a block of zeros or of 0xff begins in a library's code; None if there is none."""
     from elftools.elf.elffile import ELFFile
 
     with open_regular(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for segment in ELFFile(stream).iter_segments("PT_LOAD"):
             begin, size = segment["p_offset"], segment["p_filesz"]
-            if segment["p_flags"] & _EXECUTED and (at := data.find(bytes(HOLE), begin, begin + size)) >= 0:
-                return at
+            if not segment["p_flags"] & _EXECUTED:
+                continue
+            for byte in (b"\0", b"\xff"):
+                if (at := data.find(byte * HOLE, begin, begin + size)) >= 0:
+                    return at
     return None
 
 

@@ -137,9 +137,13 @@ def choose(
     overlay: Path = OVERLAY,
     prefix: Path | None = None,
 ) -> Executorch:
-    """The executorch of a stage whose Python is in `prefix`.
+    """The executorch of a stage whose Python is in `prefix`. The first of these counts:
 
-    `named` is the user's variable that names a tree, with its value; `stored` is the store's tree."""
+    1. the wheel of that Python, if `--executorch wheel` asks for it;
+    2. what was built of the tree that the user's variable `named` names;
+    3. the build whose folders the variables already name;
+    4. what was built of the store's tree, `stored`;
+    5. in an image, the wheel that lies beside this Python; else this Python's own."""
     wheel = Executorch(description_of(prefix or Path(sys.prefix)))
     if selection.executorch == WHEEL:
         if wheel.build is None:
@@ -155,12 +159,12 @@ def choose(
     for candidate in built:
         if stored and candidate.build and is_same_folder(candidate.build.tree, stored):
             return candidate
-    beside = description_of(Path(environ.get(IN_IMAGE) or os.devnull, "executorch"))
-    if beside and wheel.build is None:
+    in_image = description_of(Path(environ.get(IN_IMAGE) or os.devnull, "executorch"))
+    if in_image and wheel.build is None:
         if importlib.util.find_spec("executorch") is None:
             # This Python runs no stage that needs it.
-            return Executorch(beside)
-        message = f"{IN_IMAGE} names the wheel of {beside}, and {sys.executable} has another executorch"
+            return Executorch(in_image)
+        message = f"{IN_IMAGE} names the wheel of {in_image}, and {sys.executable} has another executorch"
         return replace(wheel, refused=message, fix=Fix("unset {}, or add {}", IN_IMAGE, BY_WORD))
     return wheel
 

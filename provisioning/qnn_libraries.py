@@ -178,13 +178,16 @@ def read_pe(path: Path) -> Pe:
     """Raises BrokenPe, and OSError."""
     import pefile
 
+    class Reader(pefile.PE):  # type: ignore[misc]
+        def close(self) -> None:
+            """Do nothing, because pefile would collect the garbage of the whole process."""
+
     size = path.stat().st_size
     if size == 0:
         raise BrokenPe("it is empty")
     try:
-        # Not opened by pefile, whose close() collects the garbage of the whole process.
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            pe = pefile.PE(data=data, fast_load=True)
+            pe = Reader(data=data, fast_load=True)
             for section in pe.sections:
                 end = section.PointerToRawData + section.SizeOfRawData
                 if end > size:

@@ -182,6 +182,7 @@ class Store(Trees):
     def _commit(self, assembly: Assembly, before: Tree | None) -> Tree:
         """Make a tree and put it in the place of `before`, unless that is the same."""
         inventory, staging = assembly.run(), assembly.staging
+        # What is there may be whole already: an archive is unpacked to compare it, too.
         wrong = against(before, inventory) if before else []
         if before is not None and not wrong:
             self.mark_proved(before)
@@ -198,8 +199,8 @@ class Store(Trees):
         return tree
 
     def _remove(self, path: Path, into: Path) -> None:
-        """Move something into a folder of staging, from where it is deleted. Who waits for a mutex that is
-        removed so takes a new one."""
+        """Move something into a folder of staging, from where it is deleted. A process that waits for its
+        mutex makes a new one, because this one is gone."""
         if path.parent == self.folder:
             # Without its inventory the tree is gone for everybody, even if its removal is interrupted.
             for file in (path.with_name(f"{path.name}.json"), *self.locks.glob(f"{path.name}.*")):

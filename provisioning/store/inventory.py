@@ -151,6 +151,9 @@ def differing_names(root: Path, items: Sequence[TreeFile], since: int | None) ->
                 yield Difference(
                     below + name, "extra", "nothing", "a directory" if is_folder else "a file or link"
                 )
+        for name in sorted(names & entries.keys()):
+            if below + name in listed and entries[name].is_symlink():
+                yield Difference(below + name, "extra", "a directory", "a link")
 
 
 def _names_by_folder(paths: Iterable[str]) -> dict[str, set[str]]:

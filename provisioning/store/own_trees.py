@@ -1,9 +1,10 @@
 """The user's own installations: their files are recorded at their first use, and later changes are named.
 
-    <store>/own/<digest of the path>.json
+    <store>/own/<digest of the path>.json, and .content.json
 
-Only names, sizes and times of files are recorded: an SDK has gigabytes, and every stage compares. Of its own
-trees the store has the hash of each file.
+Names, sizes and times of files are recorded: an SDK has gigabytes, and every stage compares. `validate` also
+keeps a checksum of what is loaded or run, and reads a file again if its inode was written to since, which no
+program can hide. Of its own trees the store has the hash of each file.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import hashlib
 import json
 import os
 import re
+import stat
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.files import replace_text
+from provisioning.base.files import open_regular, replace_text
 from provisioning.base.rendering import plural
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 
@@ -38,6 +41,9 @@ MOST_NAMED = 3
 
 State = tuple[int, int]
 """A file's size, and when it was written."""
+
+Content = tuple[int, int, int, int]
+"""A file's size, when it was written, when its inode was, and a checksum of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ def record(store: Path, component: str, root: Path, version: str) -> OwnTree:
                 files[path] = _state(Path(entry.path))
     tree = OwnTree(component, real, version, files, folders)
     fields = {name: getattr(tree, name) for name in OwnTree.__slots__}
+    _content_place(store, root).unlink(missing_ok=True)
     replace_text(_place(store, root), json.dumps({"schema": SCHEMA, **fields}) + "\n")
     return tree
 
@@ -103,6 +110,44 @@ def change_since_first_use(store: Path, component: str, root: Path, version: str
         return None
     files = tuple(sorted(_differences(before)))
     return Change(before.version, version, files) if files or before.version != version else None
+
+
+def changed_content(store: Path, root: Path) -> Change | None:
+    """Return which programs and libraries have other bytes than when `validate` first read them, though their
+    size and time are the same; None if none has."""
+    tree = _read(_place(store, root))
+    if tree is None:
+        return None
+    place = _content_place(store, root)
+    before = _read_content(place)
+    now: dict[str, Content] = {}
+    changed = []
+    for path in filter(PROGRAMS.fullmatch, tree.files):
+        file, known = Path(tree.path, path), before.get(path)
+        # What cannot be read, `validate` names.
+        with contextlib.suppress(OSError):
+            status = file.lstat()
+            times = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            if known is not None and known[:3] == times:
+                now[path] = known
+            elif stat.S_ISREG(status.st_mode):
+                now[path] = *times, _checksum(file)
+                if known is not None and known[:2] == times[:2] and known[3] != now[path][3]:
+                    changed.append(f"changed {path}, and set its time back")
+                    now[path] = known
+    if now != before:
+        # A store that cannot be written to can still be used.
+        with contextlib.suppress(OSError):
+            replace_text(place, json.dumps(now) + "\n")
+    return Change(tree.version, tree.version, tuple(sorted(changed))) if changed else None
+
+
+def _checksum(file: Path) -> int:
+    value = 0
+    with open_regular(file) as stream:
+        while block := stream.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
 
 
 def _differences(before: OwnTree) -> Iterator[str]:
@@ -154,6 +199,18 @@ def _state(path: Path) -> State:
 def _place(store: Path, root: Path) -> Path:
     digest = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()
     return store / "own" / f"{digest[:16]}.json"
+
+
+def _content_place(store: Path, root: Path) -> Path:
+    return _place(store, root).with_suffix(".content.json")
+
+
+def _read_content(place: Path) -> dict[str, Content]:
+    try:
+        rows = json.loads(place.read_text(encoding="utf-8")).items()
+        return {path: (size, written, touched, checksum) for path, (size, written, touched, checksum) in rows}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def _read(place: Path) -> OwnTree | None:

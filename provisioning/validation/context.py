@@ -33,6 +33,7 @@ from provisioning.executorch import PROFILES_WHEEL, Executorch
 from provisioning.manifest import Component, Profile, Soc, load_profile, soc_named
 from provisioning.qnn_libraries import Library, System, libraries_in, table
 from provisioning.store.inventory import differences_by_content, files_of_release, is_composed, walk
+from provisioning.store.own_trees import changed_content
 from provisioning.validation.compiler_probe import Answer, ask
 from provisioning.validation.ndk import why_unusable
 
@@ -164,7 +165,7 @@ def gather(
     contexts = []
     for environments in groups.values():
         first, *_ = environments.values()
-        trees = {name: _tree_of(name, root, profile) for name, root in first.roots.items()}
+        trees = {name: _tree_of(name, root, profile, selection.store) for name, root in first.roots.items()}
         variables, sdk = first.merged(environ), first.roots.get(QNN_SDK)
         libraries = libraries_in(sdk.path) if sdk else []
         # An SDK that was provisioned for devices only lowers no models.
@@ -193,17 +194,19 @@ def gather(
     return contexts
 
 
-def _tree_of(name: str, root: Root, profile: Profile) -> ComponentTree:
+def _tree_of(name: str, root: Root, profile: Profile, store: Path) -> ComponentTree:
     tree = looked_at(name, root.path, root.origin, root.variable, profile.pins.get(name))
-    return replace(tree, change=root.change)
+    is_proved = root.origin != "directory" or tree.differs_from_official is not None
+    change = root.change or ("" if is_proved else str(changed_content(store, root.path) or ""))
+    return replace(tree, change=change)
 
 
 def _damages(libraries: Iterable[Library], sdk: ComponentTree | None) -> dict[str, str]:
-    """Say what shows that a required library was changed, by its place, where no hash proves its bytes."""
+    """Say what shows that a library of QNN was changed, by its place, where no hash proves its bytes."""
     if sdk is None or sdk.origin != "directory" or sdk.differs_from_official is not None:
         return {}
-    required = [library for library in libraries if library.elf and table().requires(library.name)]
-    damages = {library.place: _damage(library.path) for library in required}
+    own = [library for library in libraries if library.elf and re.fullmatch(table().own, library.name)]
+    damages = {library.place: _damage(library.path) for library in own}
     return {place: f"is damaged: {words}" for place, words in damages.items() if words}
 
 
@@ -212,7 +215,7 @@ def _damage(library: Path) -> str:
     if name is not None:
         return f"the name of a symbol or version does not fit its hash: {name[:100]!r}"
     hole = hole_in_code(library)
-    return "" if hole is None else f"its code has {HOLE:,} zeros in a row from byte {hole:#x}"
+    return "" if hole is None else f"its code has one byte {HOLE:,} times in a row from {hole:#x}"
 
 
 def looked_at(

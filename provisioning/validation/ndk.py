@@ -55,6 +55,7 @@ def _problems(ndk: Path, api: int) -> Iterator[str]:
         return
     yield from _problems_of_toolchain_file(ndk / NDK_TOOLCHAIN)
     yield from _problems_of_compiler(compiler, ndk)
+    yield from _problems_of_c_compiler(compiler.with_name("clang"), compiler, ndk)
     yield from _problems_of_linker(compiler.with_name("ld.lld"), ndk)
     yield from _problems_of_sysroot(ndk, api)
     yield from _problems_of_object(ndk / NDK_PREBUILT / NDK_RUNTIME, ndk)
@@ -102,6 +103,18 @@ def _problems_of_compiler(compiler: Path, ndk: Path) -> Iterator[str]:
     number = stated.read_text("utf-8", "replace").split() if stated.is_file() else []
     if number and number[0] != version[1]:
         yield f"{stated.relative_to(ndk)} says {number[0]}, and {name} is {version[1]}"
+
+
+def _problems_of_c_compiler(compiler: Path, other: Path, ndk: Path) -> Iterator[str]:
+    """In an NDK, clang++ is the program clang by another name."""
+    if not compiler.exists():
+        yield f"has no {compiler.relative_to(ndk)}, which compiles C"
+        return
+    yield from _problems_of_compiler(compiler, ndk)
+    lines = [version_line(program)[0] for program in (compiler, other)]
+    if lines[0] != lines[1]:
+        says = " and ".join(f"{line[:60]!r}" for line in lines)
+        yield f"{compiler.relative_to(ndk)} and {other.name} are of two versions: {says}"
 
 
 def _problems_of_a_program(compiler: Path, ndk: Path, api: int) -> Iterator[str]:

@@ -137,8 +137,10 @@ def _adopt(store: Path, folder: Path) -> int:
     name = next((name for name in RECORDED if is_root(name, path)), "")
     if not name:
         kinds = " or ".join(RECORDED)
+        found = "another folder" if folder.is_dir() else "no such folder"
         raise UsageError(
-            f"{folder}: expected the root of a {kinds}", fix="name the folder that its variable names"
+            f"{folder}: expected the root of a {kinds}, found {found}",
+            fix="name the folder that its variable names, such as QNN_SDK_ROOT",
         )
     own = adopt(name, str(path), KINDS[name].variable)
     with disk_errors(ANOTHER_STORE, store):

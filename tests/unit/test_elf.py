@@ -97,10 +97,13 @@ def test_a_changed_byte_in_a_name_of_a_symbol_or_a_version_shows_by_its_hash(
 
 
 @pytest.mark.parametrize(
-    ("zeros", "is_code", "is_hole"), [(HOLE, True, True), (HOLE - 1, True, False), (HOLE, False, False)]
+    ("number", "is_code", "is_hole"), [(HOLE, True, True), (HOLE - 1, True, False), (HOLE, False, False)]
 )
-def test_a_block_of_zeros_in_code_shows(zeros: int, is_code: bool, is_hole: bool, tmp_path: Path) -> None:
-    content = b"\1" + bytes(zeros) + b"\1"
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+def test_a_lost_block_in_code_shows(
+    byte: bytes, number: int, is_code: bool, is_hole: bool, tmp_path: Path
+) -> None:
+    content = b"\1" + byte * number + b"\1"
     library = Library(content=content, writable_code=is_code).write(tmp_path / "lib.so")
     place = library.read_bytes().index(content) + 1
     assert hole_in_code(library) == (place if is_hole else None)

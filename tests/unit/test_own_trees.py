@@ -12,6 +12,7 @@ import pytest
 from provisioning.base.guard import guard
 from provisioning.base.settings import Selection
 from provisioning.environment import resolve
+from provisioning.store.own_trees import changed_content
 from provisioning.verbs import store as verb
 from tests.support.sdk_archives import sdk_files
 from tests.support.typed import parsed
@@ -63,6 +64,23 @@ def test_what_changed_since_the_first_use_is_named_until_it_is_adopted(
     args = parsed(verb, "adopt", sdk, "--store", sdk.parent / "store")
     assert guard(lambda: verb.run(args), debug=False) == 0
     assert notes(sdk) == []
+
+
+def test_validate_sees_other_bytes_of_the_same_size_and_time(sdk: Path) -> None:
+    store = sdk.parent / "store"
+    assert notes(sdk) == []
+    assert changed_content(store, sdk) is None
+    time = (sdk / HTP).stat().st_mtime_ns
+    (sdk / HTP).chmod(0o700)
+    assert changed_content(store, sdk) is None
+    (sdk / HTP).write_bytes((sdk / HTP).read_bytes()[::-1])
+    os.utime(sdk / HTP, ns=(time, time))
+    assert notes(sdk) == []
+    for _ in range(2):
+        assert HTP in str(changed_content(store, sdk))
+    args = parsed(verb, "adopt", sdk, "--store", store)
+    assert guard(lambda: verb.run(args), debug=False) == 0
+    assert changed_content(store, sdk) is None
 
 
 def test_a_folder_that_is_no_sdk_is_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ from provisioning.base.errors import (
 from provisioning.manifest import Component
 from provisioning.store import EVERYTHING, Store
 from tests.support.http_server import FileServer, Reply
-from tests.support.sdk_archives import component, sdk_zip, write_zip
+from tests.support.sdk_archives import component, sdk_files, sdk_zip, write_zip
 
 HOST = frozenset({"x86_64-linux"})
 HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
@@ -83,6 +84,18 @@ def test_a_selection_by_target_takes_only_that_targets_files(house: House) -> No
         HTP,
         "lib/x86_64-linux-clang/libLatest.so",
     }
+
+
+def test_a_composed_sdk_names_the_files_that_it_is_made_of_with_their_digests(tmp_path: Path) -> None:
+    files = {path: content for path, content in sdk_files().items() if path != "sdk.yaml"}
+    archive = write_zip(tmp_path / "part.zip", files)
+    with FileServer(archive) as server:
+        tree = Store(tmp_path / "store").provision(
+            "qnn-sdk", component(server.url("/part.zip"), archive), HOST
+        )
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    text = " ".join((tree.root / "sdk.yaml").read_text().split())
+    assert text.endswith(f"sdk: file: part.zip sha256: {digest}")
 
 
 def test_two_different_files_at_one_path_are_refused(tmp_path: Path) -> None:

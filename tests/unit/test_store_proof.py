@@ -358,6 +358,17 @@ def test_what_was_removed_from_a_tree_is_named(house: House) -> None:
     assert [str(name).partition(":")[0] for name in house.store.differing_names(tree)] == [HTP]
 
 
+def test_a_folder_of_a_tree_that_became_a_link_is_named_and_made_again(house: House, tmp_path: Path) -> None:
+    house.provision()
+    (tree,) = house.store.trees()
+    folder = (tree.root / HTP).parent
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    (link,) = house.store.quick_check(tree)
+    assert link.path == str(folder.relative_to(tree.root))
+    assert house.repaired() and not (house.store.trees()[0].root / HTP).parent.is_symlink()
+
+
 def test_the_bytecode_of_a_module_of_the_tree_is_nothing_that_was_added(tmp_path: Path) -> None:
     for name in ("a.py", "__pycache__/a.cpython-311.pyc"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -119,6 +119,7 @@ def versioned_sdk(text: str) -> Arrange:
 
 
 CLANG = str(NDK_PREBUILT / "bin" / "clang++")
+CLANG_OF_C = str(NDK_PREBUILT / "bin" / "clang")
 LLD = str(NDK_PREBUILT / "bin" / "ld.lld")
 SYSROOT_LIBC = str(SYSROOT / "30" / "libc.so")
 LIBC_OF_34 = library("libc.so", AARCH64, content=b"\0LIBC_R\0LIBC_S\0LIBC_T\0LIBC_U\0").encode()
@@ -351,6 +352,9 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("ndk-usable", "/ndk", spoilt_ndk(CLANG, disguised('exec g++ "$@"'))),
     ("ndk-usable", "/ndk", spoilt_ndk(CLANG, disguised("echo /usr/lib/llvm-14/lib/clang/14"))),
     ("ndk-usable", "/ndk", spoilt_ndk(CLANG, disguised("", "18.0.1"))),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG_OF_C, None)),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG_OF_C, b"#!/bin/sh\necho gcc 12.2.0")),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG_OF_C, disguised("", "17.0.3"))),
     ("ndk-usable", "/ndk", spoilt_ndk(LLD, None)),
     ("ndk-usable", "/ndk", spoilt_ndk(LLD, b"#!/bin/sh\necho GNU ld 2.40")),
     ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_TOOLCHAIN), b"if(ANDROID)\n")),

@@ -15,6 +15,7 @@ import pytest
 
 from provisioning.base.findings import Severity
 from provisioning.base.settings import TARGETS, Selection
+from provisioning.elf_damage import HOLE
 from provisioning.environment import Environment, Root
 from provisioning.qnn_libraries import libraries_in
 from provisioning.validation import State, check, rules_named
@@ -199,6 +200,16 @@ def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
     chosen = replace(selection, target=targets[0], named_targets=targets)
     (context,) = gather(chosen, {"QNN_SDK_ROOT": str(sdk)})
     assert list(context.answers) == questioned
+
+
+def test_a_lost_block_shows_in_a_library_that_no_target_requires(
+    selection: Selection, tmp_path: Path
+) -> None:
+    place = f"lib/{X86}/libQnnGpu.so"
+    sdk = write_sdk(tmp_path / "sdk")
+    Library(soname="libQnnGpu.so", content=bytes(HOLE) + b"\1", writable_code=True).write(sdk / place)
+    (context,) = gather(selection, {"QNN_SDK_ROOT": str(sdk)}, asks_compiler=False)
+    assert list(context.damages) == [place]
 
 
 def test_every_target_is_judged_against_its_own_trees(selection: Selection, tmp_path: Path) -> None:
