@@ -122,6 +122,13 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
             f" found {error.strerror or error}"
         )
         names = [*(rule for rule in rules() if "*" not in rule), *_faults()]
+        from ci.operators.table import schemes_of
+
+        if schemes := schemes_of(name):
+            raise UsageError(
+                f"{name} is an operator: expected its precision, too",
+                fix=Fix(f"{{}}; measured at {', '.join(schemes)}", ("diagnose", f"{name}@{schemes[-1]}")),
+            ) from error
         near = get_close_matches(name, names, n=1)
         fix = (
             f"did you mean {near[0]}?"

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from ci.artifacts.against_sdk import Inside, against
-from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, Dlc, read_dlc, read_model
+from ci.artifacts.compiled_onnx import CompiledModel, Dlc, read_dlc, read_model
 from ci.artifacts.program import (
-    CONTAINER,
-    CONTAINER_SIZE,
+    DLC_MARK,
     QNN_BACKEND,
-    TIME_SIZE,
     CompiledProgram,
     ContextStrings,
     Delegate,
     TensorInfo,
     bytes_of,
+    context_in,
     first_bytes,
     read,
 )
@@ -263,24 +261,6 @@ def extract(path: Path, contents: CompiledProgram, into: Path) -> list[Path]:
             file.unlink(missing_ok=True)
         raise EnvironmentLacking(f"{into}: {error.strerror}", fix="--extract another folder") from error
     return files
-
-
-def context_in(data: memoryview) -> tuple[str, memoryview]:
-    """(suffix, bytes) of a delegate's data without ExecuTorch's header."""
-    if data[: len(DLC_MARK)] == DLC_MARK:
-        return ".dlc", data
-    if len(data) < CONTAINER_SIZE or data[: len(CONTAINER)] != CONTAINER:
-        raise CheckFailed(
-            f"expected a context binary behind the mark {CONTAINER.hex(' ')}, found {data[:8].hex(' ')}",
-            fix="compile it with the executorch of the profile",
-        )
-    size = struct.unpack_from("<Q", data, len(CONTAINER) + TIME_SIZE)[0]
-    if size != len(data) - CONTAINER_SIZE:
-        raise CheckFailed(
-            f"expected a context of {size} bytes, found {len(data) - CONTAINER_SIZE}",
-            fix="compile or copy it again",
-        )
-    return ".bin", data[CONTAINER_SIZE:]
 
 
 def _contexts_of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:

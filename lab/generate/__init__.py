@@ -102,6 +102,7 @@ PAGES = {
     "docs/options.md": "lab.generate.options_page:page",
     "docs/operators.md": "lab.operators.pages:markdown",
     "manifests/workflow.yml": "lab.generate.adopter_workflow:text",
+    "manifests/flags.json": "lab.generate.flags_table:text",
     "manifests/lanes.toml": "lab.generate.suite_schema:lanes",
     "manifests/onnx_operators.json": "lab.onnx_operators.cells:text",
     "manifests/suites/onnx_operators.toml": "lab.onnx_operators.suite:suite",

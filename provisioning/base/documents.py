@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from provisioning.base import toml
 from provisioning.base.errors import ManifestError
 from provisioning.base.toml_lines import Place, line_of, line_of_error
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class Model(BaseModel):
@@ -61,7 +64,7 @@ def parse(
 
 
 def _manifest_error(
-    errors: list[Any], model: type[BaseModel], path: Path, place: Callable[[Place], Place]
+    errors: list[ErrorDetails], model: type[BaseModel], path: Path, place: Callable[[Place], Place]
 ) -> ManifestError:
     """Make one error of all that pydantic found: it lists them, and has a fix if there is only one."""
     # A list whose items are all wrong is also "too short", which adds nothing.
@@ -90,7 +93,7 @@ def _manifest_error(
     return ManifestError(path, key, expected=expected, found=found, fix=fix, line=line)
 
 
-def _corrections(errors: list[Any], model: type[BaseModel]) -> dict[Place, Place]:
+def _corrections(errors: list[ErrorDetails], model: type[BaseModel]) -> dict[Place, Place]:
     """Map the place of each unknown key to the place of the key that was probably meant."""
     from difflib import get_close_matches
 
@@ -105,13 +108,18 @@ def _corrections(errors: list[Any], model: type[BaseModel]) -> dict[Place, Place
     return corrections
 
 
-def _form_of(error: Any) -> str:
+def _form_of(error: ErrorDetails) -> str:
     """The key with its value in the form that it must have; empty where that is not known."""
     import json
 
     key, value = error["loc"][-1:], error["input"]
+    if error["type"] == "tuple_type" and isinstance(value, dict):
+        table = ".".join(str(part) for part in error["loc"])
+        return f"[[{table}]] in place of [{table}]"
     if not key or not isinstance(key[0], str) or not isinstance(value, (str, int, float)):
         return ""
+    if error["type"] == "literal_error" and "," not in (one := error["ctx"]["expected"]):
+        return f"{key[0]} = {one}"
     if error["type"] == "tuple_type":
         return f"{key[0]} = [{json.dumps(value)}]"
     if error["type"] == "string_type":
@@ -119,7 +127,7 @@ def _form_of(error: Any) -> str:
     return ""
 
 
-def _missing_form(error: Any, model: type[BaseModel]) -> str:
+def _missing_form(error: ErrorDetails, model: type[BaseModel]) -> str:
     """What to write for a key that is missing; empty where that is not known."""
     from difflib import get_close_matches
 
@@ -128,15 +136,30 @@ def _missing_form(error: Any, model: type[BaseModel]) -> str:
     key = str(error["loc"][-1])
     if near := get_close_matches(key, map(str, error["input"]), n=1):
         return f"{key} in place of {near[0]}"
-    constant = model.model_json_schema()["properties"].get(key, {}).get("const", "")
-    return f"{key} = {constant}, as the first line," if constant and len(error["loc"]) == 1 else ""
+    schema = model.model_json_schema()
+    constant = schema["properties"].get(key, {}).get("const", "")
+    if constant and len(error["loc"]) == 1:
+        return f"{key} = {constant}, as the first line,"
+    forms = [schema, *schema.get("$defs", {}).values()]
+    fields = [form["properties"][key] for form in forms if key in form.get("properties", {})]
+    examples = [field["examples"][0] for field in fields if field.get("examples")]
+    return _format_toml(key, examples[0]) if examples else ""
 
 
-def _has_wrong_items(place: Place, errors: list[Any]) -> bool:
+def _format_toml(key: str, value: object) -> str:
+    """Return a key with its value; a table stands in the list that it is an item of."""
+    import json
+
+    if not isinstance(value, dict):
+        return f"{key} = {json.dumps(value)}"
+    return f"{key} = [{{ {', '.join(_format_toml(name, value[name]) for name in value)} }}]"
+
+
+def _has_wrong_items(place: Place, errors: list[ErrorDetails]) -> bool:
     return any(len(error["loc"]) > len(place) and error["loc"][: len(place)] == place for error in errors)
 
 
-def _parts_of(error: Any) -> tuple[str, str, str]:
+def _parts_of(error: ErrorDetails) -> tuple[str, str, str]:
     """Return (key, expected, found) of one of pydantic's errors."""
     key = ".".join(str(part) for part in error["loc"]) or "(top)"
     if error["type"] == "missing":

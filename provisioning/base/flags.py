@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import threading
 from contextlib import suppress
 from typing import Any
@@ -12,7 +13,7 @@ def count(text: str) -> int:
     """The type of an argument that is a number of things."""
     if text.isdecimal() and int(text):
         return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, such as 2, found {text!r}")
 
 
 TIMEOUT = 900.0
@@ -45,14 +46,28 @@ def add_valued(parser: argparse._ActionsContainer, flag: str, metavar: str, help
     parser.add_argument(flag, metavar=metavar, help=help, **more)
 
 
+def hex_bits(text: str) -> int:
+    """The type of an argument that is a word of 32 bits."""
+    if re.fullmatch("0[xX][0-9a-fA-F]{1,8}", text):
+        return int(text, 16)
+    raise argparse.ArgumentTypeError(f"expected 32 bits in hex, such as 0x2, found {text!r}")
+
+
 def add_purpose(parser: argparse._ActionsContainer) -> None:
-    """Add --for: the devices that a signed library is for."""
+    """Add --for, the devices that a signed library is for, and --allow-flags."""
     parser.add_argument(
         "--for",
         dest="purpose",
         choices=("production", "development"),
         default="production",
         help="the devices that it is for; development takes rehearsals and test signatures [%(default)s]",
+    )
+    parser.add_argument(
+        "--allow-flags",
+        type=hex_bits,
+        default=0,
+        metavar="0x…",
+        help="metadata flags that your devices are known to take; production refuses all others",
     )
 
 

@@ -111,8 +111,23 @@ def _cut_bytecode(error: EOFError) -> Path | None:
     return None
 
 
+def _module_instead_of_pythons() -> Path | None:
+    """Return a file on PYTHONPATH that was imported as a module of the standard library, as `json.py` is."""
+    folders = set(map(os.path.realpath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
+    folders.discard(str(Path(os.path.realpath(os.__file__)).parent))
+    for name in sorted(sys.stdlib_module_names):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and os.path.realpath(file.partition(f"{os.sep}{name}")[0]) in folders:
+            return Path(file)
+    return None
+
+
 def _show_crash(error: Exception) -> int:
     """An error of our own: its traceback is what a report of it needs."""
+    if module := _module_instead_of_pythons():
+        message = f"{module}: Python imports this file instead of its own module, by PYTHONPATH"
+        show_error(EnvironmentLacking(message, fix=f"rename it, or take {module.parent} off PYTHONPATH"))
+        return EnvironmentLacking.exit_code
     _print_traceback()
     name = type(error).__name__
     fix = "report it with the traceback above and the command"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from provisioning.base import answer, words_of_others
+from provisioning.base import answer, flags_of_verbs, words_of_others
 from provisioning.base.commands import Command, Fix, repeat_flag
 from provisioning.base.errors import (
     UnknownName,
@@ -22,6 +22,10 @@ DEBUG = "show tracebacks, and what pip, git or a compiler printed when it failed
 
 NEAR = 0.7
 """A flag is near to what was typed from this share of equal letters on: with fewer, others are proposed."""
+
+
+FEW_FLAGS = 16
+"""So many flags are named in one line."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,30 +74,29 @@ class Parser(argparse.ArgumentParser):
         unknown = UsageError(message, fix=self._path_fix or Fix("{} {}", self.prog, ("--help",)))
         if message.endswith("required: -o/--output"):
             return UsageError(message, fix=Fix("add {}", ("-o", "out")))
-        if example := re.search(r"argument (--[\w-]+): expected (\d\w*)\b", message):
+        if example := re.search(
+            r"argument (?:-\w/)?(--[\w-]+)\S*: expected (?:.* such as )?(\d\w*)\b", message
+        ):
             return UsageError(message, fix=Fix("for example {}", example.groups()))
         if match := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
             names = [part.strip(" '") for part in match[2].split(",")]
             if fix := _explain_choice(match[1], names) or self._name_values([match[1]]):
                 return UsageError(message, fix=fix)
-        elif match := re.search(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w-]*)", message):
-            if fix := self._explain_flag(match[1]):
-                return UsageError(message, fix=fix)
-            return UsageError(message, fix=self._near_flags(match[1]) or self._leave_flag_out(match[1]))
-        elif values := re.search(r"unrecognized arguments: (.+)", message):
+            return UnknownName(message, match[1], names)
+        if match := re.search(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w-]*)", message):
+            fix = self._explain_flag(match[1]) or self._near_flags(match[1]) or self._leave_flag_out(match[1])
+            return UsageError(message, fix=fix)
+        if values := re.search(r"unrecognized arguments: (.+)", message):
             return UsageError(message, fix=self._explain_values(values[1].split(" ")) or unknown.fix)
-        elif flag := re.search(r"argument (\S+): expected (?:one|at least one) argument", message):
+        if flag := re.search(r"argument (\S+): expected (?:one|at least one) argument", message):
             message += self._like_a_flag(flag[1])
             return UsageError(message, fix=self._describe_flag(flag[1]) or unknown.fix)
-        elif "required: MODEL" in message and "--suite" in self._words:
+        if "required: MODEL" in message and "--suite" in self._words:
             return UsageError(message, fix=self._name_model_of_suite())
-        elif " are required: " in message and (shown := self._example()):
+        if " are required: " in message and (shown := self._example()):
             more = Fix("{} {} has more", self.prog, ("--help",))
             return UsageError(message, fix=Fix("for example {}; {}", shown, more))
-        else:
-            return unknown
-        mistake = UnknownName(message, match[1], names)
-        return mistake if mistake.near else unknown
+        return unknown
 
     def _unknown_flags(self) -> str:
         """The flags that are not ours, in argparse's words: it names what lacks first, and would keep them
@@ -137,10 +140,9 @@ class Parser(argparse.ArgumentParser):
         if any(action.nargs == argparse.REMAINDER for action in self._get_positional_actions()):
             shell = ("sh",) if flag == "-c" else ()
             return Fix("type what it runs behind --: {}", self._typed(["--", *shell, *self._words]))
-        for part in self._parts():
-            if flag in part._option_string_actions:
-                return Fix("it is a flag of {}", self._typed([part.prog.rpartition(" ")[2], flag]))
-        return Fix("leave {} out; {} {} lists the flags", flag, self.prog, ("--help",))
+        own = [name for name in self._flags() if name.startswith("--") and name not in flags_of_verbs.OF_ALL]
+        few = f"; it takes {', '.join(own)}" if 0 < len(own) <= FEW_FLAGS else ""
+        return Fix("leave {} out{}; {} {} explains the flags", flag, few, self.prog, ("--help",))
 
     def _name_model_of_suite(self) -> Fix:
         flag = self._words.index("--suite")
@@ -183,15 +185,32 @@ class Parser(argparse.ArgumentParser):
         return action is not None and action.choices is not None
 
     def _explain_flag(self, flag: str) -> Fix | str:
-        """Return the fix for a flag that other tools have."""
+        """Return the fix for a flag that other tools have, or another verb of ours."""
         if flag == "--model" and self._takes_model():
             return Fix("MODEL has no flag: {}", self._typed(word for word in self._words if word != flag))
-        if verb := words_of_others.FLAGS_OF_VERBS.get(flag):
-            return Fix("leave {} out: it is a flag of {}", flag, (verb, "--help"))
+        meant = words_of_others.FLAGS.get(flag, flag)
+        if meant in self._option_string_actions:
+            return f"did you mean {meant}?"
+        if own := words_of_others.ANSWERS.get((self._verb, meant)):
+            return own
         if command := words_of_others.COMMANDS_OF_FLAGS.get(flag):
             return Fix("leave {} out; afterwards type {}", flag, command)
-        meant = words_of_others.FLAGS.get(flag, "")
-        return f"did you mean {meant}?" if meant in self._option_string_actions else ""
+        if value := words_of_others.flag_of(flag.lstrip("-"), self._option_string_actions):
+            return Fix("name what it is: {}", (value, flag.lstrip("-")))
+        if meant == "--output" and not self._parts():
+            return Fix("it writes no file: add > FILE, or for a program {}", ("--json", "answer.json"))
+        if any(action.nargs == argparse.REMAINDER for action in self._get_positional_actions()):
+            return ""
+        for part in self._parts():
+            if flag in part._option_string_actions:
+                return Fix("it is a flag of {}", self._typed([part.prog.rpartition(" ")[2], flag]))
+        return flags_of_verbs.refer(flag, self._verb) or words_of_others.advice_of(flag) or ""
+
+    @property
+    def _verb(self) -> str:
+        """The verb, with its part such as that of `store gc`."""
+        words = self.prog.removesuffix(" --").split(" ")
+        return " ".join(words[-2:] if words[-2:-1] in (["store"], ["signing"]) else words[-1:])
 
     def _one_a_command(self, words: Sequence[str]) -> Fix | None:
         """Return the fix for a second MODEL."""

@@ -298,3 +298,16 @@ def test_bytecode_that_a_full_disk_cut_is_removed_and_the_same_command_works(
         guard(lambda: int(importlib.import_module("cut_by_a_full_disk").CODE), debug=False) for _ in "ab"
     ]
     assert codes == [3, 0]
+
+
+def test_a_file_that_hides_a_module_of_pythons_is_named_and_is_no_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "json.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "provisioning", "store", "list", "--json", "--store", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, f"{tmp_path / 'json.py'}:" in done.stderr) == (3, True)

@@ -200,6 +200,11 @@ def test_an_empty_log_is_called_empty(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is empty" in capsys.readouterr().err
 
 
+def test_an_operator_without_its_precision_is_shown_with_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("gelu") == 2
+    assert "gelu@fp16" in capsys.readouterr().err
+
+
 def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "net.py").write_text("import torch\n")
     StageRun("compile", "wheels", "").finish().write(tmp_path)

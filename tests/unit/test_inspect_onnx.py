@@ -10,10 +10,16 @@ import onnx
 import pytest
 from onnx import helper
 
-from ci.artifacts.compiled_onnx import read_model
+from ci.artifacts.compiled_onnx import DTYPES, read_model
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import BUILD_ID, context_model
+
+
+def test_a_number_is_the_type_that_onnx_gives_it() -> None:
+    names = {"float": "float32", "double": "float64"}
+    types = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    assert {number: names.get(types[number], types[number]) for number in DTYPES} == DTYPES
 
 
 class TestReading:

@@ -20,7 +20,7 @@ from ci.lanes.onnx.product import dimensions_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.model_commands.typed_model import heads_of_models, kinds_of, one_model_of, options_of
 from ci.one_model.model import OneModel
-from ci.one_model.options import Floor, ModelOptions, floor
+from ci.one_model.options import Floor, ModelOptions, decibels, floor
 from ci.suite.lane_head import FROM_MODEL, RUN, LaneHead
 from ci.suite.options import GATE, Choice
 from provisioning.base.command_line import module_of
@@ -39,7 +39,7 @@ SECONDS = st.floats(0.001, 1e6)
 VALUES = {
     count: NUMBERS,
     duration: SECONDS,
-    float: st.floats(allow_nan=False, allow_infinity=False),
+    decibels: st.floats(0.001, 1e6),
     floor: st.builds(Floor, st.integers(0, 1 << 40).map(lambda number: number / 4), st.booleans()),
     Path: WORDS.map(Path),
     str: WORDS,
