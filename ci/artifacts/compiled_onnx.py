@@ -108,6 +108,17 @@ def parse_model(data: bytes, path: Path) -> CompiledModel:
     )
 
 
+def context_of_model(path: Path) -> bytes:
+    """Return the first context of a compiled model, which `read_model` has read."""
+    graph = onnx_model(bytes(bytes_of(path))).graph
+    for node in graph.node:
+        if node.op_type == CONTEXT_OPERATOR:
+            value = _content_of({attribute.name: attribute for attribute in node.attribute})
+            if value is not None:
+                return bytes(bytes_of(context_beside(path, value))) if isinstance(value, str) else value
+    raise CheckFailed(f"{path}: no node of it has a context", fix="compile it again")
+
+
 def _tensor(value: Any) -> tuple[str, TensorInfo]:
     tensor = value.type.tensor_type
     shape = tuple(size.dim_value if size.HasField("dim_value") else -1 for size in tensor.shape.dim)
@@ -208,7 +219,6 @@ def arch_and_soc(note: str) -> tuple[int, int]:
 # DLC
 
 
-DLC_MARK = b"PK\x03\x04"
 _DLC_MODEL = "model"
 _CACHE = re.compile(r"htp\.cache\.([a-z0-9]{1,32})\.\d{1,3}")
 

@@ -39,10 +39,13 @@ CONTAINER, TIME_SIZE = b"\xcd\xab\x78\x56", 8
 and zeros as far as the context."""
 
 CONTAINER_SIZE = 256
+DLC_MARK = b"PK\x03\x04"
 CONTEXT_MARK = bytes.fromhex("00000002 00000003 00000000 00000001")
 """How context binaries of QNN 2.49 to 2.51 begin. At byte 24 follow where the data begins, and its size."""
 
 TENSOR = 5
+PLAIN_VALUES = {1: "none", 2: "int", 3: "bool", 4: "float"}
+"""Inputs and outputs that are no tensors."""
 KERNEL_CALL, DELEGATE_CALL = 1, 2
 
 DTYPES = {
@@ -99,6 +102,8 @@ class DelegateOptions:
     online_prepare: bool
     precision: str
     processor: str = "htp"
+    wrapped: bool = False
+    """Whether the context was made elsewhere: its inputs then have no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,11 @@ class Method:
     """CPU operators and how often each is called."""
     delegate_calls: int
     planned_bytes: int
+    instructions: int = 0
+    """The number of its steps: calls of operators and delegates, and what moves values between them."""
+    arguments: tuple[tuple[str, ...], ...] = ()
+    """The inputs and then the outputs of each delegate call, in the order of the delegate: `input_0` and
+    `output_0` are the method's own, and an empty text is another value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +234,24 @@ def require_whole(data: memoryview) -> None:
         raise Malformed(f"a context binary of at least {size:,} bytes that is cut short at {len(data):,}")
 
 
+def context_in(data: memoryview) -> tuple[str, memoryview]:
+    """(suffix, bytes) of a delegate's data without ExecuTorch's header."""
+    if data[: len(DLC_MARK)] == DLC_MARK:
+        return ".dlc", data
+    if len(data) < CONTAINER_SIZE or data[: len(CONTAINER)] != CONTAINER:
+        raise CheckFailed(
+            f"expected a context binary behind the mark {CONTAINER.hex(' ')}, found {data[:8].hex(' ')}",
+            fix="compile it with the executorch of the profile",
+        )
+    size = struct.unpack_from("<Q", data, len(CONTAINER) + TIME_SIZE)[0]
+    if size != len(data) - CONTAINER_SIZE:
+        raise CheckFailed(
+            f"expected a context of {size} bytes, found {len(data) - CONTAINER_SIZE}",
+            fix="compile or copy it again",
+        )
+    return ".bin", data[CONTAINER_SIZE:]
+
+
 def distinct(pattern: re.Pattern[bytes], data: bytes | memoryview) -> list[str]:
     """Return what the pattern's group, or all of it, matches."""
     return sorted({match[pattern.groups].decode() for match in pattern.finditer(data)})
@@ -272,6 +300,10 @@ class _KernelCall:
     OPERATOR = 0
 
 
+class _DelegateCall:
+    ARGUMENTS = 1
+
+
 class _Operator:
     NAME, OVERLOAD = 0, 1
 
@@ -293,7 +325,7 @@ class _Spec:
 
 
 class _Options:
-    SOC, BACKEND, ONLINE_PREPARE = 0, 1, 4
+    SOC, BACKEND, ONLINE_PREPARE, WRAPPED = 0, 1, 4, 8
 
 
 class _Soc:
@@ -360,23 +392,32 @@ def _refuse_overlaps(segments: tuple[Segment, ...]) -> None:
 def _method(plan: Table) -> Method:
     values, operators = plan.tables(_Plan.VALUES), plan.tables(_Plan.OPERATORS)
     calls: Counter[int] = Counter()
-    delegate_calls = 0
+    inputs, outputs = plan.numbers(_Plan.INPUTS, "i"), plan.numbers(_Plan.OUTPUTS, "i")
+    names = {value: f"input_{index}" for index, value in enumerate(inputs)}
+    names |= {value: f"output_{index}" for index, value in enumerate(outputs)}
+    instructions = 0
+    arguments = []
     for chain in plan.tables(_Plan.CHAINS):
         for instruction in chain.tables(_Chain.INSTRUCTIONS):
+            instructions += 1
             kind, call = instruction.number(_Union.KIND, "B"), instruction.table(_Union.CONTENT)
             if kind == KERNEL_CALL and call is not None:
                 calls[call.number(_KernelCall.OPERATOR, "i")] += 1
-            delegate_calls += kind == DELEGATE_CALL
+            if kind == DELEGATE_CALL:
+                indices = call.numbers(_DelegateCall.ARGUMENTS, "i") if call is not None else ()
+                arguments.append(tuple(names.get(index, "") for index in indices))
     kernels: Counter[str] = Counter()
     for index, count in calls.items():
         kernels[_operator(_at(operators, index, "operator"))] += count
     return Method(
         name=plan.text(_Plan.NAME),
-        inputs=tuple(_values_at(plan.numbers(_Plan.INPUTS, "i"), values)),
-        outputs=tuple(_values_at(plan.numbers(_Plan.OUTPUTS, "i"), values)),
+        inputs=tuple(_values_at(inputs, values)),
+        outputs=tuple(_values_at(outputs, values)),
         kernels=dict(kernels.most_common()),
-        delegate_calls=delegate_calls,
+        delegate_calls=len(arguments),
         planned_bytes=sum(plan.numbers(_Plan.BUFFER_SIZES, "q")),
+        instructions=instructions,
+        arguments=tuple(arguments),
     )
 
 
@@ -393,7 +434,7 @@ def _operator(table: Table) -> str:
 def _value(table: Table) -> TensorInfo | str:
     kind, value = table.number(_Union.KIND, "B"), table.table(_Union.CONTENT)
     if kind != TENSOR or value is None:
-        return f"value of kind {kind}"
+        return PLAIN_VALUES.get(kind, f"value of kind {kind}")
     number = value.number(_Tensor.DTYPE, "b")
     return TensorInfo(DTYPES.get(number, f"dtype {number}"), value.numbers(_Tensor.SIZES, "i"))
 
@@ -449,6 +490,7 @@ def _options(data: memoryview) -> DelegateOptions:
         online_prepare=bool(root.number(_Options.ONLINE_PREPARE, "?")),
         precision=PRECISIONS.get(precision, "unknown"),
         processor=PROCESSORS.get(backend.number(_Backend.KIND, "i") if backend else 0, "unknown"),
+        wrapped=bool(root.number(_Options.WRAPPED, "?")),
     )
 
 

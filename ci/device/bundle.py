@@ -60,6 +60,8 @@ class BundleOptions:
     root: Path | None
     purpose: str
     """The devices that the signed skel is for: production or development."""
+    allow_flags: int
+    """The bits of its metadata flags that these devices are known to take."""
     output: Path | None
 
 
@@ -92,7 +94,7 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     items = [*draft.items, *bundle_contents.file_items(options.files)]
     stage.findings += check(items, draft.models, target, selection.soc, soc)
     if signed := [item.path for item in items if item.kind == "signed"]:
-        stage.findings += signature_findings(signed, options.root, options.purpose)
+        stage.findings += signature_findings(signed, options)
     build_id = sdk_build(items)
     stage.metrics |= {"files": len(items), "qnn_build_id": build_id, "soc": selection.soc}
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
@@ -212,16 +214,17 @@ def _file(root: Path, kind: str, place: str) -> BundledFile:
     return BundledFile(place, kind, artifact.sha256, artifact.size)
 
 
-def signature_findings(libraries: Sequence[Path], root: Path | None, purpose: str) -> tuple[Finding, ...]:
-    """An error for what is not signed for these devices, does not fit its hashes, or does not end in `root`.
+def signature_findings(libraries: Sequence[Path], options: BundleOptions) -> tuple[Finding, ...]:
+    """An error for what is not signed for these devices, does not fit its hashes, or does not end in the
+    root.
 
     For development the root may be missing: a warning then says that somebody unknown signed.
     """
-    command = [sys.executable, "-m", "ci", "signing", "verify", "--for", purpose]
-    command += ["--allow-unchecked", "signature"]
-    if root:
-        command += ["--root", str(root.absolute())]
-    elif purpose == DEVELOPMENT:
+    command = [sys.executable, "-m", "ci", "signing", "verify", "--for", options.purpose]
+    command += ["--allow-unchecked", "signature", "--allow-flags", hex(options.allow_flags)]
+    if options.root:
+        command += ["--root", str(options.root.absolute())]
+    elif options.purpose == DEVELOPMENT:
         command += ["--allow-unchecked", "root"]
     with tempfile.TemporaryDirectory(prefix="qnn-ci-") as reports:
         command += ["--reports", reports, *(str(path.absolute()) for path in libraries)]

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.artifacts.compiled_onnx import DLC_MARK, CompiledModel, read_dlc, read_model
-from ci.artifacts.program import CompiledProgram, ContextStrings, DelegateOptions, first_bytes
+from ci.artifacts.compiled_onnx import CompiledModel, read_dlc, read_model
+from ci.artifacts.program import DLC_MARK, CompiledProgram, ContextStrings, DelegateOptions, first_bytes
 from ci.artifacts.program import read as read_program
 from ci.artifacts.records import require_recorded
 from provisioning import elf, qnn_libraries

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,8 +16,10 @@ from ci.artifacts.records import require_recorded
 from ci.device.bundle_contents import read_bundle
 from ci.device.run_bundle import DeviceOptions, run_bundle, the_bundle
 from ci.device.session import OUTPUTS
+from ci.hub.service import HubOptions, run_contexts
 from ci.models.inputs import Sample
 from ci.suite.accuracy import Unusable
+from ci.suite.context_jobs import ONNX, DeviceWanted, NotOneContext, onnx_library, prepare_job, sdk_library
 from ci.suite.device_judgement import (
     DeviceJudgement,
     RanOn,
@@ -24,20 +28,25 @@ from ci.suite.device_judgement import (
     row_of_device,
 )
 from ci.suite.device_outputs import read_outputs
+from ci.suite.device_stage import ran_on_hub
 from ci.suite.figures import add_samples, describe_figures
 from ci.suite.findings import verdict
 from ci.suite.judged_samples import JudgedSamples, digest_of_files, read_samples, samples_path
+from ci.suite.options import AIHUB, FOLDER
+from ci.suite.stage import provisioned_environment
 from ci.suite.suite_file import Thresholds
+from ci.work import Failure
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Metric, Severity
-from provisioning.base.settings import Selection
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import readable
+from provisioning.components import QNN_SDK
 from provisioning.dist import BUNDLES
 
-FOLDER, ADB, SSH = "folder", "adb", "ssh"
+ADB, SSH = "adb", "ssh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +57,22 @@ class JudgeOptions:
     """The folder of the outputs, where the device ran the program by other means."""
     device: DeviceOptions
     """How the device is reached."""
+    wanted: DeviceWanted | None = None
+    """The device of AI Hub."""
+    uploads_agreed: bool = False
+    """Whether the user agreed that the program and its samples are uploaded."""
 
 
 def judge_program(options: JudgeOptions, selection: Selection, stage: StageRun) -> None:
     """Run the program with its samples, or read what ran elsewhere, and put the verdict into the report."""
     samples = samples_beside(options.program)
+    if options.way == AIHUB:
+        _judge_on_hub(options, samples, selection, stage)
+        return
     if options.way == FOLDER:
         assert options.outputs is not None
-        _judge(options, samples, options.outputs, RanOn(way=FOLDER, device=str(options.outputs)), stage)
+        outputs = partial(read_outputs, options.outputs, samples.emulated)
+        _judge(options, samples, outputs, RanOn(way=FOLDER, device=str(options.outputs)), stage)
         return
     bundle, model = bundled_program(options, selection, samples)
     with _input_list(samples.inputs) as inputs:
@@ -67,7 +84,55 @@ def judge_program(options: JudgeOptions, selection: Selection, stage: StageRun) 
             device=str(stage.metrics.get("device", "")),
             build_id=read_bundle(bundle).qnn_build_id,
         )
-        _judge(options, samples, folder / OUTPUTS, ran_on, stage)
+        _judge(options, samples, partial(read_outputs, folder / OUTPUTS, samples.emulated), ran_on, stage)
+
+
+def _judge_on_hub(
+    options: JudgeOptions, samples: JudgedSamples, selection: Selection, stage: StageRun
+) -> None:
+    """Run the program's context on a device of AI Hub, and judge its outputs."""
+    name, wanted = options.program.stem, options.wanted
+    assert wanted is not None
+    hub = HubOptions(
+        store=selection.store,
+        uploads_agreed=options.uploads_agreed,
+        seconds=options.device.timeout,
+    )
+    with TemporaryDirectory(prefix="qnn-ci-context-") as scratch:
+        try:
+            library = system_library(options.program, selection)
+            prepared = prepare_job(name, options.program, samples, library, wanted, Path(scratch))
+        except NotOneContext as error:
+            _not_run(options, samples, Failure("not-run", error.message, error.fix), stage)
+            return
+        outcome = run_contexts(hub, [prepared.job], selection.reports.absolute() / "device")[name]
+    if isinstance(outcome, Failure):
+        if outcome.exit_code != CheckFailed.exit_code:
+            raise ToolkitError(outcome.message, fix=outcome.fix, exit_code=outcome.exit_code)
+        _not_run(options, samples, outcome, stage)
+        return
+    ran_on = ran_on_hub(outcome)
+    outputs = partial(prepared.read_outputs, outcome.outputs, samples.emulated)
+    _judge(options, samples, outputs, ran_on, stage)
+
+
+def system_library(program: Path, selection: Selection) -> Path:
+    """Return the libQnnSystem of the QNN that compiled the program: it reads the context."""
+    if program.suffix == ONNX:
+        return onnx_library()
+    host = replace(selection, named_targets=(DEFAULT_TARGET,))
+    return sdk_library(provisioned_environment(host, os.environ).root(QNN_SDK).path)
+
+
+def _not_run(options: JudgeOptions, samples: JudgedSamples, failure: Failure, stage: StageRun) -> None:
+    """Report a program that no device has run."""
+    name, again = options.program.stem, Fix("{}", _again(options))
+    stage.add(f"device-{failure.rule}", Severity.ERROR, name, failure.message, failure.fix)
+    stage.metrics["programs"] = {name: {**_row(samples, again), "verdict": "fail"}}
+
+
+def _row(samples: JudgedSamples, again: Fix) -> dict[str, Metric]:
+    return {"soc": samples.facts.soc, "scheme": samples.facts.kind, "command": again}
 
 
 def samples_beside(program: Path) -> JudgedSamples:
@@ -125,39 +190,47 @@ def _input_list(samples: Sequence[Sample]) -> Iterator[Path]:
 
 
 def _judge(
-    options: JudgeOptions, samples: JudgedSamples, folder: Path, ran_on: RanOn, stage: StageRun
+    options: JudgeOptions,
+    samples: JudgedSamples,
+    outputs: Callable[[], Sequence[Sample]],
+    ran_on: RanOn,
+    stage: StageRun,
 ) -> None:
     name, facts = options.program.stem, samples.facts
     again = Fix("{}", _again(options))
-    row: dict[str, Metric] = {"soc": facts.soc, "scheme": facts.kind, "command": again}
     try:
-        judgement = judge_outputs(samples, read_outputs(folder, samples.emulated))
+        judgement = judge_outputs(samples, outputs())
     except Unusable as error:
         fix = Fix("copy all outputs of one run of this program there; then {}", again)
-        stage.add(f"device-{error.rule}", Severity.ERROR, name, str(error), fix)
-        stage.metrics["programs"] = {name: {**row, "verdict": "fail"}}
+        _not_run(options, samples, Failure(error.rule, str(error), fix), stage)
         return
     findings = list(findings_about_device(name, judgement, Thresholds(), facts.kind, {}, again))
     stage.findings += findings
     result = verdict(findings)
     _show(name, judgement, ran_on, passed=result == "pass")
-    row |= {"verdict": result, **row_of_device(judgement, Thresholds(), facts.kind, ran_on)}
-    stage.metrics["programs"] = {name: row}
+    row = row_of_device(judgement, Thresholds(), facts.kind, ran_on)
+    stage.metrics["programs"] = {name: {**_row(samples, again), "verdict": result, **row}}
 
 
 def _again(options: JudgeOptions) -> tuple[str, ...]:
     words = ["run_device", str(options.program), "--on", options.way]
     if options.outputs:
         words += ["--outputs", str(options.outputs)]
+    if options.wanted:
+        words += ["--device", options.wanted.name, *(["--measure"] if options.wanted.profile else [])]
+    if options.uploads_agreed:
+        words.append("--yes")
     return tuple(words)
 
 
 def _show(name: str, judgement: DeviceJudgement, ran_on: RanOn, *, passed: bool) -> None:
     on_device = add_samples(describe_figures(judgement.figures), judgement.each_db)
+    runtime = f", QNN {ran_on.build_id}" if ran_on.build_id else ""
     lines = [
-        f"{'✓' if passed else '✗'} {name} on {ran_on.device}: {on_device} against float",
+        f"{'✓' if passed else '✗'} {name} on {ran_on.device}{runtime}: {on_device} against float",
         f"  the emulator: {describe_figures(judgement.emulated)} against float",
         f"  the device: {judgement.difference}",
+        *([f"  measured: {ran_on.profile}"] if ran_on.profile else []),
         *(f"  {line}" for line in judgement.slices),
     ]
     sys.stdout.write(readable("\n".join(lines) + "\n", sys.__stdout__ or sys.stdout))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
-from provisioning.base.flags import add_purpose, add_timeout, add_valued, repeatable, switch
+from provisioning.base.flags import add_purpose, add_valued, duration, repeatable, switch
 from provisioning.base.selection import add_selection, selection_of
 
 if TYPE_CHECKING:
@@ -22,10 +22,13 @@ EXAMPLES = """\
   nox -s run_device -- BUNDLE --serial 1a2b3c4d --model resnet.pte --runner-arg=--iteration=10
   nox -s run_device -- out/net-SM8750-16a8w.pte --on folder --outputs from-the-phone
   nox -s run_device -- out/net-SM8750-16a8w.pte --on adb --serial 1a2b3c4d
+  nox -s run_device -- out/net-SM8750-16a8w.pte --on aihub --device "Galaxy S25" --yes
 """
 
-FOLDER, ADB, SSH = WAYS = ("folder", "adb", "ssh")
+FOLDER, ADB, SSH, AIHUB = WAYS = ("folder", "adb", "ssh", "aihub")
 """The values of --on."""
+SECONDS, HUB_SECONDS = 600.0, 3600.0
+"""How long to wait for a device, and for AI Hub, if the user does not say."""
 ENVIRONMENTS = {".pte": "executorch", ".onnx": "onnx"}
 """Maps the end of a program's name to the locked Python that judges it."""
 
@@ -48,8 +51,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     way = parser.add_argument_group("the device")
     way.add_argument(
-        "--on", choices=WAYS, help="where PROGRAM runs; folder: it ran elsewhere [adb; ssh with --ssh]"
+        "--on",
+        choices=WAYS,
+        help="where PROGRAM runs; folder: it ran elsewhere; aihub: on a phone of Qualcomm AI Hub"
+        " [adb; ssh with --ssh]",
     )
+    add_valued(way, "--device", "NAME", "a device of AI Hub, such as 'Galaxy S25'")
+    switch(way, "--yes", "agree that the program and its samples are uploaded to AI Hub")
+    switch(way, "--measure", "let AI Hub also measure latency, memory and where layers ran")
     add_valued(way, "--outputs", "DIR", "the outputs that PROGRAM gave elsewhere, for --on folder", type=Path)
     add_valued(way, "--bundle", "DIR", "the bundle that has PROGRAM [the only one for its chip]", type=Path)
     add_valued(way, "--serial", "S", "a device that adb lists [the only one]")
@@ -60,7 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_valued(job, "--model", "NAME", "which of the bundle's models [the only one]")
     add_valued(job, "--inputs", "LIST", "an input list; its files are pushed too", type=Path)
     repeatable(job, "--runner-arg", "ARG", "give this to the runner")
-    add_timeout(job, "the run", 600.0)
+    text = f"end the run after S seconds [{SECONDS:g}; of AI Hub {HUB_SECONDS:g}]"
+    job.add_argument("--timeout", type=duration, metavar="S", help=text)
     switch(job, "--push-only", "update the device and run nothing")
     job.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="the folder for outputs and logs [REPORTS/device]"
@@ -75,7 +85,7 @@ def is_program(args: argparse.Namespace) -> bool:
 def check(args: argparse.Namespace) -> None:
     """Refuse flags that contradict each other."""
     if not is_program(args):
-        for name in ("on", "outputs", "bundle"):
+        for name in ("on", "outputs", "bundle", "device", "yes", "measure"):
             if getattr(args, name):
                 judges = ("run_device", "PROGRAM.pte", "--on", FOLDER, "--outputs", "DIR")
                 raise UsageError(
@@ -83,10 +93,15 @@ def check(args: argparse.Namespace) -> None:
                     fix=Fix("name the program: {}", judges),
                 )
         return
+    for name in ("device", "yes", "measure"):
+        if args.on != AIHUB and getattr(args, name):
+            raise UsageError(f"--{name} is for --on {AIHUB}", fix=f"leave it out, or add --on {AIHUB}")
+    if args.on == AIHUB and not args.device:
+        raise UsageError(f"--on {AIHUB} needs the name of a device", fix="--device 'Galaxy S25'")
     if (args.on == FOLDER) != bool(args.outputs):
         message = "--on folder and --outputs DIR belong together"
         raise UsageError(message, fix="give both, or neither to run the program on a device")
-    if (args.on == SSH) > bool(args.ssh) or (args.on == ADB and args.ssh):
+    if (args.on == SSH) > bool(args.ssh) or (args.on in (ADB, AIHUB) and args.ssh):
         message = f"--on {args.on} and {'--ssh' if args.ssh else 'no --ssh'} contradict each other"
         raise UsageError(message, fix="--ssh USER@HOST alone names a Linux device")
     if args.inputs or args.push_only:
@@ -100,6 +115,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.device.judge_program import JudgeOptions, judge_program
     from ci.device.run_bundle import DeviceOptions, run_bundle
+    from ci.suite.context_jobs import DeviceWanted
     from provisioning.base import rendering
     from provisioning.base.stage_run import StageRun
 
@@ -117,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         model=args.model,
         inputs=args.inputs,
         runner_arguments=args.runner_arg,
-        timeout=args.timeout,
+        timeout=args.timeout or (HUB_SECONDS if args.on == AIHUB else SECONDS),
         push_only=args.push_only,
         output=args.output,
     )
@@ -126,7 +142,9 @@ def run(args: argparse.Namespace) -> int:
     with stage.reported(selection.reports, "device", options.ssh or options.serial or ""):
         if is_program(args):
             way = args.on or (SSH if args.ssh else ADB)
-            judge_program(JudgeOptions(args.what, way, args.outputs, options), selection, stage)
+            wanted = DeviceWanted(name=args.device, profile=args.measure) if args.device else None
+            judging = JudgeOptions(args.what, way, args.outputs, options, wanted, args.yes)
+            judge_program(judging, selection, stage)
         else:
             run_bundle(options, selection, stage)
     return stage.close(selection.reports, show=show)
@@ -186,6 +204,7 @@ class BundleVerb:
             signed=args.signed,
             root=args.root,
             purpose=args.purpose,
+            allow_flags=args.allow_flags,
             output=args.output,
         )
         selection = selection_of(args)

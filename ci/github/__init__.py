@@ -19,7 +19,7 @@ PARTS = {
     "stage": ("run_stage", "run a session, then annotate the change and summarise the job from its report"),
     "verdict": ("verdict", "say whether each planned job and program has passed in a report of this run"),
     "find_results": ("results", "name the cached results that the default branch saved last"),
-    "take_results": ("results", "put restored results into the store, if they are those"),
+    "take_results": ("results", "put the default branch's results, if restored, into the store"),
     "give_results": ("results", "write the results that this job used, for the job that saves"),
     "collect_results": ("results", "check what all jobs used, and write it for GitHub's cache"),
     "changes": (
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
             top = Path(os.environ.get("GITHUB_WORKSPACE", ""), os.environ.get("QNN_CI_SOURCE", "")).absolute()
             finding = Finding(error.rule, Severity.ERROR, "", error.message, error.fix)
             report = StageRun(args.part, "", "", "").finish()
+            # Paths of the checkout, so that GitHub shows the finding at its file.
             located = replace(report, findings=(Places([top], [top], []).located(finding),))
             sys.stdout.write(github_annotations([clean_report(located, top)]))
         raise

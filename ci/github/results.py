@@ -30,7 +30,8 @@ PREFIX = "qnn-ci-results-5-"
 KEY = re.compile(f"{PREFIX}([0-9a-f]{{64}})")
 FILE = "results.tar"
 RESTORED, GIVEN, OF_JOBS = "results-cache", "results-of-job", "results-of-jobs"
-"""Folders of the workspace: what the cache has, what this job used, and what all jobs used."""
+"""Folders of the workspace: what the cache has and then what is saved to it, what this job used, and what all
+jobs used."""
 STARTED = "job-started"
 """A file of the store: this job used no result that is older."""
 
@@ -103,6 +104,7 @@ def collect_results(environ: Mapping[str, str]) -> int:
             if taken.problem or taken.refused:
                 name = escape_line(archive.parent.name)
                 warn(f"{name}: {taken.refused} damaged results, {taken.problem or 'the others are saved'}")
+        # actions/cache saves the path that it restored, and no other.
         shutil.rmtree(workspace / RESTORED, ignore_errors=True)
         archive = workspace / RESTORED / FILE
         count = pack_results(top, archive)

@@ -94,6 +94,7 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report]) -> Changes:
     in `before`."""
     rows, earlier = _programs_in(reports), _programs_in(before)
     lanes = {stage: head.name for stage, head in lanes_by_stage().items()}
+    # Two stages may judge one program: it counts once a lane.
     compared = {(lanes[stage], name) for stage, name in rows.keys() & earlier.keys()}
     alone = {(lanes[stage], name) for stage, name in rows.keys() ^ earlier.keys()} - compared
     tolerances = load_tolerances()

@@ -6,17 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ci.artifacts.context_graph import ContextTensor
 from ci.work import Failure
-
-
-@dataclass(frozen=True, slots=True)
-class ContextTensor:
-    """An input or output of the context's own graph."""
-
-    name: str
-    dtype: str
-    """Numpy's name of the type that the context itself has: quantized values are integers."""
-    shape: tuple[int, ...]
+from provisioning.base.rendering import plural
+from provisioning.base.units import size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +43,13 @@ class ContextProfile:
     load_us: float | None = None
     layers: Mapping[str, int] = field(default_factory=dict)
     """Maps a unit, such as NPU or CPU, to the number of layers that it ran."""
+
+    def __str__(self) -> str:
+        words = [f"{self.latency_us / 1000:.4g} ms (quartiles {self.spread_us / 1000:.4g} ms apart)"]
+        words += [f"{size(self.peak_bytes)} at most"] if self.peak_bytes else []
+        words += [f"loaded in {self.load_us / 1000:.4g} ms"] if self.load_us else []
+        words += [f"{plural(count, 'layer')} on {unit}" for unit, count in self.layers.items()]
+        return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,10 +145,10 @@ def _named_outputs(found: dict[str, T], names: Sequence[str], where: str) -> dic
     """Return what was found for each output, by its name. The only output may have any name."""
     if len(names) == len(found) == 1:
         return dict(zip(names, found.values(), strict=True))
-    plain = {_plain_name(name): value for name, value in found.items()}
+    plain = {plain_name(name): value for name, value in found.items()}
     chosen = {}
     for name in names:
-        forms = [form for form in (_plain_name(name), f"output_{name}") if form in plain]
+        forms = [form for form in (plain_name(name), f"output_{name}") if form in plain]
         if not forms:
             having = ", ".join(sorted(found)[:8]) or "none"
             raise Unusable("missing", f"{where}: expected the output {name}, found {having}")
@@ -158,7 +158,7 @@ def _named_outputs(found: dict[str, T], names: Sequence[str], where: str) -> dic
     return chosen
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name as QNN writes it, where a name has letters, digits and underscores alone."""
     return re.sub(r"\W", "_", name)
 

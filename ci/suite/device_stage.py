@@ -8,11 +8,15 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ci.models.inputs import Sample
 from ci.suite.accepted import Recorded
 from ci.suite.accuracy import Unusable
+from ci.suite.context_jobs import DeviceWanted, NotOneContext, PreparedJob, prepare_job
+from ci.suite.contexts import ContextRun, RunContexts
 from ci.suite.device_judgement import (
     DeviceJudgement,
     RanOn,
@@ -25,8 +29,8 @@ from ci.suite.device_outputs import read_outputs
 from ci.suite.figures import add_samples, describe_figures
 from ci.suite.judged_samples import JudgedSamples
 from ci.suite.lane_head import DEVICE_STAGE
-from ci.suite.options import DeviceFlags
-from ci.suite.programs import P, Program, Suites
+from ci.suite.options import AIHUB, FOLDER, DeviceFlags
+from ci.suite.programs import P, Suites
 from ci.suite.stage import Verdict
 from ci.work import Failure, Result
 from provisioning.base.commands import Fix
@@ -37,10 +41,14 @@ from provisioning.base.option_fields import option_words
 
 DEVICE = "device"
 """The name of the step of all lanes that has what a device gave."""
+OF_HUB = "report what AI Hub gave: docs/devices.md says what is assumed of it"
 TO_RUN = "to-run"
 """The folder among the reports with the files of programs that no device has run."""
 FIELDS = {"sqnr_db": "device_sqnr_db", "agreement": "device_agreement"}
 """Maps a figure against the emulator to the field of an accepted result that has it."""
+
+
+PROGRAMS = (".pte", ".onnx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +58,109 @@ class ReadyProgram:
     samples: JudgedSamples
     files: Sequence[Path]
 
+    @property
+    def program(self) -> Path:
+        return next(path for path in self.files if path.suffix in PROGRAMS)
+
+
+@dataclass(frozen=True, slots=True)
+class HostedDevices:
+    """Devices elsewhere that run contexts."""
+
+    run: RunContexts
+    library: Path
+    """The libQnnSystem that reads the contexts."""
+
 
 def device_results(
-    programs: Sequence[P], ready: Callable[[P], ReadyProgram | None], flags: DeviceFlags, logs: Path
+    programs: Sequence[P],
+    ready: Callable[[P], ReadyProgram | None],
+    flags: DeviceFlags,
+    logs: Path,
+    hosted: HostedDevices,
 ) -> dict[str, Result]:
     """Judge each program that the emulator ran; `ready` returns None for the others, which have findings of
     their own."""
-    folder = flags.outputs
-    if folder is None or not folder.is_dir():
+    ready_by_name = {program.name: prepared for program in programs if (prepared := ready(program))}
+    if flags.way == AIHUB:
+        return _hosted_results(ready_by_name, flags, logs, hosted)
+    assert flags.outputs is not None
+    return {
+        name: _judge_folder(name, prepared, flags.outputs / name, logs)
+        for name, prepared in ready_by_name.items()
+    }
+
+
+def check_device(flags: DeviceFlags) -> None:
+    """Refuse flags that do not say where the outputs come from."""
+    if flags.way == AIHUB:
+        if flags.outputs or not flags.device:
+            message = "--on aihub needs the name of a device, and no --outputs"
+            raise UsageError(message, fix="--on aihub --device 'Galaxy S25'")
+        return
+    if flags.device or flags.yes or flags.measure:
+        message = "--device, --yes and --measure are for --on aihub"
+        raise UsageError(message, fix="leave them out, or add --on aihub")
+    if flags.outputs is None or not flags.outputs.is_dir():
         raise UsageError(
-            f"--outputs: expected a folder with a folder for each program, found {folder or 'none'}",
+            f"--outputs: expected a folder with a folder for each program, found {flags.outputs or 'none'}",
             fix="give --outputs DIR",
         )
-    results = {}
-    for program in programs:
-        if prepared := ready(program):
-            results[program.name] = _judge(program, prepared, folder / program.name, flags, logs)
+
+
+def _hosted_results(
+    ready: Mapping[str, ReadyProgram], flags: DeviceFlags, logs: Path, hosted: HostedDevices
+) -> dict[str, Result]:
+    wanted = DeviceWanted(name=flags.device, profile=flags.measure)
+    results: dict[str, Result] = {}
+    prepared_jobs: dict[str, PreparedJob] = {}
+    with TemporaryDirectory(prefix="qnn-ci-contexts-") as scratch:
+        for name, row in ready.items():
+            folder = Path(scratch, str(len(prepared_jobs)))
+            try:
+                job = prepare_job(name, row.program, row.samples, hosted.library, wanted, folder)
+                prepared_jobs[name] = job
+            except NotOneContext as error:
+                results[name] = Result(failure=Failure("not-run", error.message, error.fix))
+        jobs = [prepared.job for prepared in prepared_jobs.values()]
+        outcomes = hosted.run(jobs, logs) if jobs else {}
+    for name, prepared in prepared_jobs.items():
+        outcome = outcomes[name]
+        if isinstance(outcome, Failure):
+            results[name] = Result(failure=outcome)
+            continue
+        ran_on = ran_on_hub(outcome)
+        outputs = partial(prepared.read_outputs, outcome.outputs, ready[name].samples.emulated)
+        results[name] = _judge(name, ready[name], outputs, ran_on, OF_HUB)
     return results
 
 
-def _judge(program: Program, prepared: ReadyProgram, outputs: Path, flags: DeviceFlags, logs: Path) -> Result:
+def ran_on_hub(run: ContextRun) -> RanOn:
+    return RanOn(way=AIHUB, device=run.device, build_id=run.build_id, profile=run.profile)
+
+
+def _judge_folder(name: str, prepared: ReadyProgram, outputs: Path, logs: Path) -> Result:
     if not outputs.is_dir():
-        kit = write_kit(prepared, logs / TO_RUN / program.name)
+        kit = write_kit(prepared, logs / TO_RUN / name)
         fix = f"run {kit} on the device with its input_list.txt, and copy the outputs to {outputs}"
         return Result(failure=Failure("not-run", f"no device has run it: {outputs} is no folder", fix))
+    reading = partial(read_outputs, outputs, prepared.samples.emulated)
+    fix = f"copy all outputs of one run of this program to {outputs}"
+    return _judge(name, prepared, reading, RanOn(way=FOLDER, device=str(outputs)), fix)
+
+
+def _judge(
+    name: str, prepared: ReadyProgram, outputs: Callable[[], Sequence[Sample]], ran_on: RanOn, fix: str
+) -> Result:
     try:
-        judgement = judge_outputs(prepared.samples, read_outputs(outputs, prepared.samples.emulated))
+        judgement = judge_outputs(prepared.samples, outputs())
     except Unusable as error:
-        fix = f"copy all outputs of one run of this program to {outputs}"
         return Result(failure=Failure(error.rule, str(error), fix))
     except UsageError as error:
         return Result(failure=Failure("missing", error.message, error.fix))
     words = add_samples(describe_figures(judgement.figures), judgement.each_db)
-    sys.stderr.write(f"{program.name}: {words} on the device; {judgement.difference}\n")
-    return Result(record=JudgedRun(judgement, RanOn(way=flags.way, device=str(outputs))))
+    sys.stderr.write(f"{name}: {words} on the device; {judgement.difference}\n")
+    return Result(record=JudgedRun(judgement, ran_on))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, TypeAlias
 
 from provisioning.base.rendering import plural
 from provisioning.base.units import decibels, format_decibels
+
+if TYPE_CHECKING:
+    from ci.models.inputs import Array
+
+Places: TypeAlias = "int | Array"
+"""Says which slices of a dimension: one, several, or a mark for each."""
 
 WRONG_DB = 20.0
 """An output with a lower SQNR is wrong, even if the tolerance of a test lets it pass."""
@@ -46,7 +53,7 @@ class OutputPart:
         return self.words if self.sqnr_db is None else f"{self.words}: {format_decibels(self.sqnr_db)} SQNR"
 
 
-def parts_of(title: str, truth: Any, values: Any, least: float = WRONG_DB) -> Iterator[OutputPart]:
+def parts_of(title: str, truth: Array, values: Array, least: float = WRONG_DB) -> Iterator[OutputPart]:
     """Yield the whole output, then its lost, weak and constant slices. `truth` and `values` stack all
     inferences of the output. Slices must have `least` dB."""
     # The squares of very large values stay finite.
@@ -61,13 +68,13 @@ def parts_of(title: str, truth: Any, values: Any, least: float = WRONG_DB) -> It
 @dataclass(frozen=True)
 class _Compared:
     title: str
-    truth: Any
-    values: Any
+    truth: Array
+    values: Array
     least: float
     unit: float
     """The value that 1 became when the arrays were scaled."""
 
-    def part(self, words: str, places: Any, axis: int) -> OutputPart:
+    def part(self, words: str, places: tuple[slice | Places, ...] | EllipsisType, axis: int) -> OutputPart:
         """Measure a part. If it has fewer than FEW distinct values, it gets at most that share of `least`
         dB."""
         truth, values = self.truth[places], self.values[places]
@@ -90,13 +97,13 @@ class _Compared:
         power, noise, varies = (truth**2).mean(axes), (error**2).mean(axes), truth.var(axes)
         count = truth.shape[axis]
 
-        def title_of(numbers: Any) -> str:
+        def title_of(numbers: Array) -> str:
             return f"{self.title}, {_numbers(numbers)} of {count} along dimension {axis - 1}"
 
-        def slices(numbers: Any) -> Any:
+        def slices(numbers: Places) -> tuple[slice | Places, ...]:
             return (slice(None),) * axis + (numbers,)
 
-        def lost_parts(numbers: Any) -> Iterator[OutputPart]:
+        def lost_parts(numbers: Array) -> Iterator[OutputPart]:
             part = self.part(title_of(numbers), slices(numbers), axis)
             if part.sqnr_db is not None and part.sqnr_db < self.least:
                 yield part
@@ -107,7 +114,7 @@ class _Compared:
         judged = ~still & ~self._decided(error, axes)
         below = judged & (power < 10 ** (self.least / 10) * noise)
 
-        def has_few(numbers: Any) -> bool:
+        def has_few(numbers: Places) -> bool:
             return _few(truth[slices(numbers)], self.values[slices(numbers)]) is not None
 
         few = judged & [has_few(index) for index in range(count)]
@@ -130,19 +137,20 @@ class _Compared:
                 None,
             )
 
-    def _decided(self, error: Any, axes: tuple[int, ...]) -> Any:
+    def _decided(self, error: Array, axes: tuple[int, ...]) -> Array:
         """Mark the slices of probabilities that are near 0 or 1 everywhere and were computed within one 8-bit
         step. Next to values of another kind the step differs, so no slice is marked."""
         import numpy
 
         truth = self.truth / self.unit
         if truth.min() < 0 or truth.max() > 1:
-            return numpy.False_
-        near = numpy.minimum(truth, 1 - truth).max(axes) <= DECIDED
-        return near & (abs(error).max(axes) <= STEP * self.unit)
+            return numpy.zeros((), bool)
+        near: Array = numpy.minimum(truth, 1 - truth).max(axes) <= DECIDED
+        within_a_step: Array = near & (abs(error).max(axes) <= STEP * self.unit)
+        return within_a_step
 
 
-def _mark_weak(varies: Any, judged: Any) -> Any:
+def _mark_weak(varies: Array, judged: Array) -> Array:
     """Mark the slices that lie below the widest gap, if it is wide."""
     import numpy
 
@@ -155,14 +163,14 @@ def _mark_weak(varies: Any, judged: Any) -> Any:
     return weak
 
 
-def _few(truth: Any, values: Any) -> int | None:
+def _few(truth: Array, values: Array) -> int | None:
     """The number of distinct computed values, if there are fewer than FEW and more than MANY expected ones;
     else None."""
     distinct = _distinct(values, FEW)
     return distinct if distinct < FEW and _distinct(truth, truth.size) > MANY else None
 
 
-def _distinct(values: Any, least: int) -> int:
+def _distinct(values: Array, least: int) -> int:
     """The number of distinct values; for `least` or more it may return less than the exact number, but at
     least `least`."""
     import numpy
@@ -171,7 +179,7 @@ def _distinct(values: Any, least: int) -> int:
     return few if few >= least else int(numpy.unique(values).size)
 
 
-def _numbers(numbers: Any) -> str:
+def _numbers(numbers: Array) -> str:
     """Write numbers as `slice 4`, `slices 4 to 83`, or the first few."""
     first, last = int(numbers[0]), int(numbers[-1])
     if len(numbers) == 1:

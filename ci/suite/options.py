@@ -44,6 +44,8 @@ COMMANDS = ("divergence", "quantize", "matrix")
 CHOOSING = (*STAGES, *COMMANDS)
 GATE, GATE_TAG = "gate", "pr"
 """The gate runs the shipped suite's programs with this tag, but all programs of a user's own suite."""
+FOLDER, AIHUB = "folder", "aihub"
+"""The ways by which a suite's stage on devices gets outputs."""
 WHICH, HOW, ON_DEVICE = "what to work on", "how", "the device"
 """These are headings of --help."""
 OF_MACHINE = "it says how the work is done, and not which"
@@ -209,10 +211,33 @@ class DeviceFlags(Options):
     """Where a stage on devices gets the outputs of its programs."""
 
     way: str = option(
-        "folder",
+        FOLDER,
         "--on",
-        "where the programs ran; folder: elsewhere, and --outputs has what they gave",
-        choices=("folder",),
+        "where the programs run; folder: elsewhere, and --outputs has what they gave; aihub: on a phone of"
+        f" Qualcomm AI Hub [{FOLDER}]",
+        choices=(FOLDER, AIHUB),
+        verbs=(DEVICE_STAGE,),
+        decides_nothing=SHOWS,
+    )
+    device: str = option(
+        "",
+        "--device",
+        "a device of AI Hub, such as 'Galaxy S25'",
+        metavar="NAME",
+        verbs=(DEVICE_STAGE,),
+        decides_nothing=SHOWS,
+    )
+    yes: bool = option(
+        False,
+        "--yes",
+        "agree that programs and samples are uploaded to AI Hub; a suite's `upload = true` agrees too",
+        verbs=(DEVICE_STAGE,),
+        decides_nothing=SHOWS,
+    )
+    measure: bool = option(
+        False,
+        "--measure",
+        "let AI Hub also measure latency, memory and where layers ran",
         verbs=(DEVICE_STAGE,),
         decides_nothing=SHOWS,
     )

@@ -62,7 +62,7 @@ class SuiteRun(Model):
 
     label: Word | None = None
     """Tells this run from others of the same kind; [the kind]."""
-    socs: tuple[str, ...] = Field(min_length=1)
+    socs: tuple[str, ...] = Field(min_length=1, examples=[["SM8750"]])
     tags: tuple[Word, ...] = ("pr", "nightly")
     """When the run takes place; without tags always."""
     thresholds: Thresholds | None = None
@@ -175,6 +175,8 @@ class Program:
     """The costs and figures of the program that were accepted last."""
     executorch: str = ""
     """WHEEL where the user says so; a command that runs the program again says it too."""
+    upload: bool = False
+    """Whether its suite agrees that it is uploaded to a hosted device."""
 
     @property
     def demanded(self) -> dict[str, float]:
@@ -297,7 +299,7 @@ class Suites(LaneForm, Generic[P]):
             raise missing_lane(file, self, self.stages[0])
         needs = self.needs_of(file)
         programs = [
-            self.program(path, name, case, run, soc, profile, needs, self.lane)
+            self.program(path, name, case, run, soc, profile, needs, self.lane, upload=file.head.upload)
             for name, case in file.cases.items()
             for run in case.runs
             for soc in socs or run.socs

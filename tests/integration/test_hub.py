@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from ci.device.hub.service import HubOptions, run_contexts
+from ci.hub.service import HubOptions, run_contexts
 from ci.suite.contexts import ContextOutcome, ContextRun
 from ci.work import Failure
 from provisioning.base.errors import ToolkitError
@@ -203,7 +203,7 @@ def test_a_result_of_another_form_is_no_result(hub: StandIn, answers: dict[str, 
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from ci.device.hub.service import HubOptions, run_contexts
+from ci.hub.service import HubOptions, run_contexts
 from tests.support.hub import job_in
 folder = Path(sys.argv[1])
 options = HubOptions(store=folder / "store", uploads_agreed=True, poll_seconds=0.1, python=sys.argv[2])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy
 
-from ci.suite.contexts import ContextJob, ContextTensor
+from ci.artifacts.context_graph import ContextTensor
+from ci.suite.contexts import ContextJob
 from provisioning.python_environments import PythonEnvironments, environments_folder
 
 SERVER = Path(__file__).with_name("hub_server.py")
@@ -33,8 +34,12 @@ VALUES = numpy.arange(8, dtype=numpy.float32).reshape(2, 1, 4)
 class Play:
     """What the stand-in answers."""
 
-    answers: str
+    answers: str = ""
     """The .npz with what the device gives: for each output all samples, stacked."""
+    libraries: str = ""
+    """The folder of QNN's libraries for this machine: their emulator then stands for the device."""
+    layer_differs: bool = False
+    """Whether the device computes one of the context's layers with another weight."""
     token: str = TOKEN
     devices: Sequence[Mapping[str, object]] = (PHONE, OTHER_PHONE)
     withdrawn: Sequence[str] = ()

@@ -7,7 +7,9 @@ tests/support/hub.py. Every request is a line of the play's `requests`.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,10 +24,18 @@ from qai_hub.util.dataset_entries_converters import dataset_entries_to_h5, h5_to
 PLAY = Path(sys.argv[1])
 FOLDER = PLAY.parent
 FILES = FOLDER / "files"
+INPUTS = FILES / "inputs.npz"
+PLACES, BIT = 16, 0x10
+RUNNER = Path(__file__).with_name("context_runner.py")
 MONTH = 30 * 24 * 3600
 
 counts: dict[str, int] = {}
 jobs: dict[str, Any] = {}
+computed: dict[str, Path] = {}
+"""The files with what jobs gave."""
+broken: dict[str, str] = {}
+"""Why jobs could not be computed."""
+computing = threading.Lock()
 
 
 def play() -> dict[str, Any]:
@@ -38,17 +48,61 @@ def new_id(kind: str) -> str:
     return f"{kind}{counts[kind]}"
 
 
-def answer_of(dataset: str) -> Path:
-    """Run the job: the play's answers stand for what the device computes of the inputs."""
+def compute(number: str) -> None:
+    try:
+        # The jobs share files, and h5py.
+        with computing:
+            computed[number] = answers_of(number)
+    except Exception as error:
+        broken[number] = f"{type(error).__name__}: {error}"
+
+
+def answers_of(number: str) -> Path:
+    """Run the job: on QNN's emulator, or else the play's answers stand for what the device computes."""
+    job = jobs[number].inference_job
+    dataset, plays = job.dataset.dataset_id, play()
     with h5py.File(FILES / dataset) as file:
         inputs = h5_to_dataset_entries(file)
     count = len(next(iter(inputs.values())))
-    with numpy.load(play()["answers"]) as answers:
-        outputs = {name: list(answers[name][:count]) for name in answers.files}
-    path = FILES / f"{dataset}-out"
+    answers = Path(plays["answers"])
+    if plays["libraries"]:
+        answers = FILES / f"{number}-answers.npz"
+        numpy.savez(INPUTS, **{name: numpy.stack(arrays) for name, arrays in inputs.items()})  # type: ignore[arg-type]
+        context = (FILES / job.model.model_id).read_bytes()
+        outputs = emulate(plays["libraries"], context)
+        if plays["layer_differs"]:
+            outputs = emulate_another_layer(plays["libraries"], context, outputs)
+        numpy.savez(answers, **outputs)
+    with numpy.load(answers) as arrays:
+        lists = {name: list(arrays[name][:count]) for name in arrays.files}
+    path = FILES / f"{number}-out"
     with h5py.File(path, "w") as file:
-        dataset_entries_to_h5(outputs, file)
+        dataset_entries_to_h5(lists, file)
     return path
+
+
+def emulate(libraries: str, context: bytes) -> dict[str, Any]:
+    """Run the context on INPUTS."""
+    (FILES / "context").write_bytes(context)
+    outputs = FILES / "outputs.npz"
+    command = [sys.executable, str(RUNNER), libraries, str(FILES / "context"), str(INPUTS), str(outputs)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={"LD_LIBRARY_PATH": libraries})
+    with numpy.load(outputs) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def emulate_another_layer(libraries: str, context: bytes, outputs: dict[str, Any]) -> dict[str, Any]:
+    """Run the context with a bit of a weight turned over: the first that makes a difference."""
+    for place in range(len(context) // PLACES, len(context), len(context) // PLACES):
+        changed = bytearray(context)
+        changed[place] ^= BIT
+        try:
+            others = emulate(libraries, bytes(changed))
+        except subprocess.CalledProcessError:
+            continue
+        if any((others[name] != array).any() for name, array in outputs.items()):
+            return others
+    raise AssertionError("no bit of the context changes its outputs")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -164,11 +218,12 @@ class Handler(BaseHTTPRequestHandler):
                 jobs[number] = job
                 with (FOLDER / "jobs").open("a", encoding="utf-8") as log:
                     log.write(job.inference_job.options + "\n")
+                threading.Thread(target=compute, args=[number]).start()
                 self._send(pb.CreateUpdateResponse(id=number))
             case "GET", "jobs", number:
                 self._job(number, plays)
             case "GET", "jobs", number, "result":
-                self._result(jobs[number].inference_job, plays)
+                self._result(number)
             case "GET", "jobs", number, *_:
                 artifact = pb.NamedArtifactDownloadURL(url=f"{base}/device.log", filename="device.log")
                 (FILES / "device.log").write_text(plays["log"], encoding="utf-8")
@@ -181,16 +236,20 @@ class Handler(BaseHTTPRequestHandler):
             self._send(b"", 404)
             return
         job = jobs[number]
-        job.inference_job.job_state = pb.JobState.Value(f"JOB_STATE_{plays['state']}")
-        if plays["state"] == "FAILED":
-            job.inference_job.failure_reason = plays["reason"]
+        state, reason = plays["state"], plays["reason"]
+        if number in broken:
+            state, reason = "FAILED", broken[number]
+        if state == "DONE" and number not in computed:
+            state = "PROVISIONING_DEVICE"
+        job.inference_job.job_state = pb.JobState.Value(f"JOB_STATE_{state}")
+        if state == "FAILED":
+            job.inference_job.failure_reason = reason
             job.available_artifacts[:] = [pb.JobArtifactType.Value("JOB_ARTIFACT_TYPE_DEVICE_LOG")]
         self._send(job)
 
-    def _result(self, job: Any, plays: dict[str, Any]) -> None:
-        result = pb.JobResult()
-        path = answer_of(job.dataset.dataset_id)
-        result.inference_job_result.output_dataset_id = path.name
+    def _result(self, number: str) -> None:
+        result, job = pb.JobResult(), jobs[number].inference_job
+        result.inference_job_result.output_dataset_id = computed[number].name
         if job.is_profiling_on:
             detail = result.inference_job_result.detail
             detail.major_version, detail.minor_version = 1, 2

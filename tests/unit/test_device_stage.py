@@ -11,7 +11,14 @@ import pytest
 
 from ci.models.inputs import Sample
 from ci.suite.accepted import Recorded
-from ci.suite.device_stage import ReadyProgram, accepted_fields, device_results, verdict_on_device
+from ci.suite.device_stage import (
+    HostedDevices,
+    ReadyProgram,
+    accepted_fields,
+    check_device,
+    device_results,
+    verdict_on_device,
+)
 from ci.suite.judged_samples import JudgedSamples, SampleFacts
 from ci.suite.model_outputs import ModelOutputs
 from ci.suite.options import DeviceFlags
@@ -26,6 +33,7 @@ FLOAT: list[Sample] = [
     {"0": numpy.random.default_rng(seed).random((1, 100), numpy.float32)} for seed in range(3)
 ]
 EMULATED: list[Sample] = [{"0": sample["0"] * numpy.float32(1.001)} for sample in FLOAT]
+NO_HOST = HostedDevices(lambda jobs, into: {}, Path("none"))
 AGAIN = session("test_device", "-k", "net")
 
 
@@ -57,7 +65,8 @@ class Device:
 
     def judged(self) -> Result:
         flags = DeviceFlags(outputs=self.outputs)
-        return device_results([self.program], lambda program: self.ready, flags, self.logs)[self.program.name]
+        results = device_results([self.program], lambda program: self.ready, flags, self.logs, NO_HOST)
+        return results[self.program.name]
 
     def findings(self, **recorded: float) -> list[Finding]:
         program = (
@@ -137,12 +146,10 @@ def test_a_folder_that_is_not_there_is_a_mistake_of_the_command_line(
     device: Device, outputs: Path | None
 ) -> None:
     with pytest.raises(UsageError, match="--outputs"):
-        device_results(
-            [device.program], lambda program: device.ready, DeviceFlags(outputs=outputs), device.logs
-        )
+        check_device(DeviceFlags(outputs=outputs))
 
 
 def test_a_program_that_did_not_run_on_the_emulator_has_no_row(device: Device) -> None:
     flags = DeviceFlags(outputs=device.outputs)
-    assert device_results([device.program], lambda program: None, flags, device.logs) == {}
+    assert device_results([device.program], lambda program: None, flags, device.logs, NO_HOST) == {}
     assert verdict_on_device(device.program, None, Fix("x"), {}) is None

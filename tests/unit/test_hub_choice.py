@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.device.hub.choice import HubDevice, HubRuntime, choose_device, choose_runtime
+from ci.hub.choice import HubDevice, HubRuntime, choose_device, choose_runtime
 from ci.suite.contexts import ContextJob
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 

@@ -113,6 +113,8 @@ class TestOneFile:
             ("delegates = 2", "perplexity = 3", "case.net.perplexity", "perplexity"),
             ('lane = "onnx"\n', 'lane = "onxn"\n', "case.net.run.1.lane", "lane"),
             ('lane = "onnx"\n', "", "case.net.run.1.lane", "lane"),
+            ('lane = "onnx"\n', 'lane = "ort"\n', "case.net.run.1.lane", 'lane = "onnx"'),
+            ("schema = 2", "schema = 1", "schema", "schema = 2"),
             ("delegates = 2", "delegatse = 2", "case.net.delegatse", "delegates?"),
             ("sqnr_db = 25.0", "sqnr_db = -25.0", "case.net.run.2.thresholds.sqnr_db", "sqnr_db"),
         ],
@@ -144,6 +146,14 @@ class TestOneFile:
             EXECUTORCH.programs_of(written(tmp_path, text))
         said = f"{caught.value.message} {caught.value.fix}"
         assert form in said and "--soc" not in said
+
+    @pytest.mark.parametrize(("key", "form"), [("socs", 'socs = ["SM8750"]'), ("run", 'lane = "executorch"')])
+    def test_a_missing_key_is_answered_with_an_example(self, tmp_path: Path, key: str, form: str) -> None:
+        text = 'schema = 2\n[case.net]\nfactory = "m:f"\n'
+        run = '[[case.net.run]]\nlane = "executorch"\nprecision = "fp16"\n'
+        with pytest.raises(ManifestError) as caught:
+            EXECUTORCH.programs_of(written(tmp_path, text if key == "run" else text + run))
+        assert caught.value.key.endswith(key) and form in caught.value.fix
 
     @pytest.mark.parametrize("precision", ["16", '"8a2w"'])
     def test_what_is_no_precision_of_a_language_model_is_named(self, tmp_path: Path, precision: str) -> None:

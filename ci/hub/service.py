@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.device.hub.choice import HubDevice, HubRuntime, Listing, choose_device, choose_runtime
 from ci.diagnose.logs import nearest
-from ci.suite.contexts import ContextJob, ContextOutcome, ContextProfile, ContextRun
+from ci.hub.choice import HubDevice, HubRuntime, Listing, choose_device, choose_runtime
+from ci.suite.contexts import ContextJob, ContextOutcome, ContextProfile, ContextRun, RunContexts
+from ci.suite.options import DeviceFlags
+from ci.suite.stage import Plan
 from ci.work import CachedResults, Failure, digest_of, read, to_json
 from provisioning.base.commands import session
 from provisioning.base.errors import (
@@ -39,18 +42,32 @@ STATE = "hub"
 ACCOUNT = "https://workbench.aihub.qualcomm.com/account/"
 RERUN = "type the same command again: it goes on with the submitted jobs"
 QUARTERS = 4
+NOT_RUN, FAILED, SHAPE = "not-run", "run", "shape"
+"""The ends of the rules of findings."""
 FIXES = {
-    "token": (f"set QAIHUB_API_TOKEN to the token of {ACCOUNT}", EnvironmentLacking.exit_code),
-    "terms": (f"accept AI Hub's terms at {ACCOUNT}, or ask for access there", EnvironmentLacking.exit_code),
-    "size": ("keep fewer samples, or run a smaller program", CheckFailed.exit_code),
-    "rate": (RERUN, UpstreamError.exit_code),
-    "network": (RERUN, UpstreamError.exit_code),
-    "service": ("choose another --device, or type the same command later", UpstreamError.exit_code),
-    "timeout": (f"{RERUN}; give it longer with --timeout", UpstreamError.exit_code),
-    "failed": ("", CheckFailed.exit_code),
-    "shape": ("report what AI Hub gave: docs/devices.md says what is assumed of it", CheckFailed.exit_code),
+    "token": (NOT_RUN, f"set QAIHUB_API_TOKEN to the token of {ACCOUNT}", EnvironmentLacking.exit_code),
+    "terms": (
+        NOT_RUN,
+        f"accept AI Hub's terms at {ACCOUNT}, or ask for access there",
+        EnvironmentLacking.exit_code,
+    ),
+    "size": (NOT_RUN, "keep fewer samples, or run a smaller program", CheckFailed.exit_code),
+    "rate": (NOT_RUN, RERUN, UpstreamError.exit_code),
+    "network": (NOT_RUN, RERUN, UpstreamError.exit_code),
+    "service": (
+        NOT_RUN,
+        "choose another --device, or type the same command later",
+        UpstreamError.exit_code,
+    ),
+    "timeout": (NOT_RUN, f"{RERUN}; give it longer with --timeout", UpstreamError.exit_code),
+    "failed": (FAILED, "", CheckFailed.exit_code),
+    "shape": (
+        SHAPE,
+        "report what AI Hub gave: docs/devices.md says what is assumed of it",
+        CheckFailed.exit_code,
+    ),
 }
-"""Maps the kind of an error of the child to what to do next, and to its exit code."""
+"""Maps the kind of an error of the child to the end of its rule, what to do next, and its exit code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +121,7 @@ def run_contexts(options: HubOptions, jobs: Sequence[ContextJob], into: Path) ->
         except UsageError:
             raise
         except ToolkitError as error:
-            outcomes[job.program] = Failure("not-run", error.message, error.fix, exit_code=error.exit_code)
+            outcomes[job.program] = Failure(NOT_RUN, error.message, error.fix, exit_code=error.exit_code)
     cached = CachedResults(options.store, "device")
     missing = []
     for row in planned:
@@ -119,6 +136,12 @@ def run_contexts(options: HubOptions, jobs: Sequence[ContextJob], into: Path) ->
         outcomes |= _run(python, missing, options, cached, into)
     cached.close()
     return outcomes
+
+
+def run_of_plan(plan: Plan, flags: DeviceFlags) -> RunContexts:
+    """Return the function that runs the contexts of a suite's programs."""
+    agreed = flags.yes or all(program.upload for program in plan.programs)
+    return partial(run_contexts, HubOptions(store=plan.selection.store, uploads_agreed=agreed))
 
 
 def _tell(line: str) -> None:
@@ -145,9 +168,9 @@ def _require_agreement(missing: Sequence[_Planned], options: HubOptions) -> None
         files = [row.job.context, *(path for sample in row.job.samples for path in sample)]
         total = size(sum(path.stat().st_size for path in files))
         lines.append(f"  {row.job.program}: its context and {len(row.job.samples)} samples, {total}")
-    text = "\n".join(["to AI Hub of Qualcomm are uploaded:", *lines])
+    text = "\n".join(["uploaded to Qualcomm AI Hub:", *lines])
     if not options.uploads_agreed:
-        raise UsageError(f"{text}\nand you have not agreed to it", fix="add --yes")
+        raise UsageError(f"this would be {text}", fix="add --yes, which agrees to it")
     _tell(text)
 
 
@@ -182,7 +205,7 @@ def _run(
             outcomes[name] = _failure(event["kind"], event["message"], logs.get(name, []))
     for name in rows.keys() - outcomes.keys():
         message = f"AI Hub's client ended without a result of {name}"
-        outcomes[name] = Failure("network", message, RERUN, _log(into), exit_code=UpstreamError.exit_code)
+        outcomes[name] = Failure(NOT_RUN, message, RERUN, _log(into), exit_code=UpstreamError.exit_code)
     return outcomes
 
 
@@ -230,14 +253,14 @@ def _profile(profile: Mapping[str, Any]) -> ContextProfile:
 
 
 def _failure(kind: str, message: str, logs: Sequence[str]) -> Failure:
-    fix, code = FIXES[kind]
+    rule, fix, code = FIXES[kind]
     log = Path(logs[0]) if logs else None
     for path in map(Path, logs):
         if row := nearest(path.read_text(encoding="utf-8", errors="replace")):
             message, fix = f"{message}; {path.name}: {row.cause}", row.fix
             break
     fix = fix or (session("diagnose", log) if log else "open the job on AI Hub's page")
-    return Failure(kind, message, fix, log, exit_code=code)
+    return Failure(rule, message, fix, log, exit_code=code)
 
 
 def _log(into: Path) -> Path:
@@ -254,7 +277,7 @@ def _events(python: str, order: Mapping[str, Any], into: Path) -> Iterator[dict[
         for line in process.stdout:
             event: dict[str, Any] = json.loads(line)
             if error := event.get("error"):
-                fix, code = FIXES[error["kind"]]
+                _, fix, code = FIXES[error["kind"]]
                 raise ToolkitError(f"AI Hub: {error['message']}", fix=fix, exit_code=code)
             yield event
 

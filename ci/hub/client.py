@@ -27,6 +27,8 @@ KINDS = {401: AUTHENTICATION, 403: TERMS, 413: SIZE, 429: RATE}
 """Maps the status of an answer of the service to the kind of error."""
 GONE = 404
 STEP_SECONDS = 0.2
+WORDS_SECONDS = 60.0
+"""A line says so often that jobs are waited for."""
 
 events = sys.stdout
 secret = ""
@@ -208,6 +210,7 @@ def finish(order: dict[str, Any], job: Any) -> None:
 
 def run(client: Any, order: dict[str, Any]) -> None:
     remembered, until = Remembered(Path(order["state"])), time.monotonic() + order["seconds"]
+    next_words = 0.0
     waiting, running = list(order["jobs"]), dict[str, tuple[dict[str, Any], Any]]()
     while (waiting or running) and not stopped:
         pause = order["poll"]
@@ -241,8 +244,9 @@ def run(client: Any, order: dict[str, Any]) -> None:
                 message = f"no result after {order['seconds']:g} s (job {number})"
                 emit(outcome="error", program=row["program"], kind="timeout", message=message)
             return
-        if running:
+        if running and time.monotonic() > next_words:
             emit(progress=f"waiting for {len(running)} of {len(waiting) + len(running)} jobs")
+            next_words = time.monotonic() + WORDS_SECONDS
         end = time.monotonic() + pause
         while (waiting or running) and time.monotonic() < end and not stopped:
             time.sleep(STEP_SECONDS)
