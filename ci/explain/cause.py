@@ -7,19 +7,22 @@ quantizing are searched on the CPU, and differences of the chip with programs th
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ci.explain.crash import CrashRequest
 from ci.explain.cuts import STANDS_OUT
 from ci.explain.divergence import DIFFERS_DB, DivergenceLimits, DivergenceResult
 from ci.explain.divergence_text import MANY_ROUND, place_of, verdict_of
 from ci.explain.lane import AnyModelLane
 from ci.explain.losses import ScoreRequest, Scores
 from ci.explain.replay import BrokenStep, ReplayRequest
+from ci.explain.upstream_report import ReportRequest
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
+from ci.suite.programs import Program
 from provisioning.base.errors import ToolkitError
 from provisioning.base.findings import Place
 from provisioning.base.units import format_decibels
@@ -31,8 +34,12 @@ command."""
 SEARCHES = 3 / 4
 """A search begins programs in this part of its time; the rest is for the last one."""
 REPLAY_SECONDS = 60.0
-"""A replay takes at most so many CPU seconds: a busy machine must change no finding."""
+"""A replay, or a search for a crash, takes at most so many CPU seconds: a busy machine must change no
+finding."""
 FLOAT = "fp16"
+NAMES_LOG = re.compile(r": \S+ has the rest$")
+"""What is wrong may end so, with a file of this machine."""
+CRASHED = re.compile(r"the process was ended by (SIG[A-Z]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,10 @@ class Cause:
     """This command continues a search that ran out of time."""
     lines: Sequence[str] = ()
     """A fix may also begin at these lines, FILE:LINE."""
+    on_cpu: Sequence[str] = ()
+    """The compiler does not die if these nodes are kept on the CPU."""
+    fault: ReportRequest | None = None
+    """It is what a report for the compiler's developers says, if there can be one."""
     in_compiler: bool = False
     """Whether a step of the compiler is at fault; other precisions then have the fault, too."""
 
@@ -60,7 +71,7 @@ class Cause:
 def cause_of(
     lane: AnyModelLane,
     model: OneModel,
-    program: Any,
+    program: Program,
     outcome: Outcome,
     seconds: float = SECONDS,
     suspects: Sequence[SuspectedFault] = (),
@@ -74,9 +85,9 @@ def cause_of(
     try:
         broken = _broken_step(lane, model, program, outcome)
         if broken is not None and broken.is_proved:
-            return step_cause(broken)
+            return step_cause(broken, outcome)
         if outcome.error:
-            return None
+            return _crash_cause(lane, model, program, outcome.error) if outcome.crashed else None
         return _searched_cause(lane, model, program, outcome, until, suspects, broken)
     except ToolkitError as error:
         # A search is an extra: whatever ends it, the verdict stands.
@@ -94,7 +105,9 @@ def _is_searched(outcome: Outcome) -> bool:
     return bool(outcome.wrong) and outcome.of_chip is False
 
 
-def _broken_step(lane: AnyModelLane, model: OneModel, program: Any, outcome: Outcome) -> BrokenStep | None:
+def _broken_step(
+    lane: AnyModelLane, model: OneModel, program: Program, outcome: Outcome
+) -> BrokenStep | None:
     program_db: float | None = None
     if not outcome.error:
         lost_db = -math.inf
@@ -103,10 +116,25 @@ def _broken_step(lane: AnyModelLane, model: OneModel, program: Any, outcome: Out
     return lane.replay(model, program, request).broken
 
 
+def _crash_cause(lane: AnyModelLane, model: OneModel, program: Program, error: str) -> Cause | None:
+    """Name the operators at which the compiler's process dies; None if they were not found."""
+    crash = lane.crash_of(model, program, CrashRequest(REPLAY_SECONDS))
+    if not crash.operators:
+        return None
+    nodes = tuple(operator.node for operator in crash.operators)
+    lines = tuple(operator.source for operator in crash.operators if operator.source)
+    place = next((operator.line for operator in crash.operators if operator.line), None)
+    signal = CRASHED.search(error)
+    fault = None
+    if lines and signal:
+        fault = ReportRequest(f"{signal[0]}; {crash.describe()}", lines, dies=True, shows=signal[1])
+    return Cause(crash.describe(), nodes, place, lines=lines, on_cpu=nodes, fault=fault)
+
+
 def _searched_cause(
     lane: AnyModelLane,
     model: OneModel,
-    program: Any,
+    program: Program,
     outcome: Outcome,
     until: float,
     suspects: Sequence[SuspectedFault],
@@ -133,9 +161,17 @@ def add_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
     return replace(cause, suspected=suspects) if cause.goes_on and not cause.nodes else cause
 
 
-def step_cause(broken: BrokenStep) -> Cause:
-    nodes = (broken.node,)
-    return Cause(broken.describe(), nodes, broken.line, lines=broken.around, in_compiler=True)
+def step_cause(broken: BrokenStep, outcome: Outcome) -> Cause:
+    nodes, lines = (broken.node,), tuple(filter(None, (broken.source, *broken.around)))
+    fault = None
+    if lines:
+        fault = ReportRequest(
+            broken.describe() or NAMES_LOG.sub("", outcome.error),
+            lines,
+            dies=bool(outcome.error),
+            shows=broken.step.traceback_line if broken.kind == "raises" else "",
+        )
+    return Cause(broken.describe(), nodes, broken.line, lines=broken.around, fault=fault, in_compiler=True)
 
 
 def divergence_cause(result: DivergenceResult, goes_on: str) -> Cause:

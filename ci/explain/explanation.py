@@ -7,17 +7,19 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from ci.explain.cause import SECONDS, Cause, cause_of
+from ci.explain.cause import SECONDS, Cause, cause_of, step_cause
 from ci.explain.lane import AnyModelLane
+from ci.explain.replay import BrokenStep
 from ci.explain.trials import LONGEST, Proofs, try_fixes
 from ci.one_model.model import OneModel
-from ci.one_model.product import History, NoGraph, Outcome, Product
+from ci.one_model.product import CompilerDied, History, NoGraph, Outcome, Product
 from ci.suite.lane_head import DIVERGENCE, REPAIR
 from ci.suite.programs import Program
+from ci.work import read
 from provisioning.base.commands import Fix, join_fixes
 from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.parser import Parser
 from provisioning.base.units import readable
 from provisioning.known_faults import NO_FIX, SuspectedFault
 
@@ -72,17 +74,41 @@ def _explain_death(
     if model.options.is_verified and _searches(model, history):
         history.searched = True
         sys.stderr.write(readable(f"{program.name}: {error.message}\n", sys.stderr))
-        outcome = Outcome(error.message, _name_model(error.fix, model, program.soc))
-        outcome, _ = explain_outcome(lane, model, program, outcome, (), search_ends)
-        error.message, error.fix = outcome.error, outcome.fix
+        died = error if isinstance(error, CompilerDied) else CompilerDied("", fix="")
+        outcome = Outcome(error.message, _name_model(error.fix, model, program.soc), crashed=died.crashed)
+        raised = read(BrokenStep, died.step) if died.step else None
+        explained = _explain_raised(lane, model, program, outcome, raised, search_ends) if raised else None
+        if explained is None:
+            explained, _ = explain_outcome(lane, model, program, outcome, (), search_ends)
+        error.message, error.fix = explained.error, explained.fix
     elif error.fix == NO_FIX and REPAIR in model.lane.verbs:
         error.fix = Fix("{} tries fixes", model.command("compile", program.soc, "-o", "out"))
+
+
+def _explain_raised(
+    lane: AnyModelLane, model: OneModel, program: Program, outcome: Outcome, raised: BrokenStep, until: float
+) -> Outcome | None:
+    """Try fixes where a step of the compiler raised. Returns None if none may help: an earlier step may be at
+    fault, for which the steps must be replayed."""
+    cause = step_cause(raised, outcome)
+    proofs = _tried_fixes(lane, model, program, outcome, cause, until)
+    if not (proofs.helping or proofs.late):
+        return None
+    _report_upstream(lane, model, program, cause)
+    return _explained_death(outcome, cause, proofs)
+
+
+def _tried_fixes(
+    lane: AnyModelLane, model: OneModel, program: Program, outcome: Outcome, cause: Cause | None, until: float
+) -> Proofs:
+    budget = until - time.monotonic()
+    return try_fixes(lane, model, program.soc, outcome, cause, budget, budget + LONGEST - SECONDS)
 
 
 def explain_outcome(
     lane: AnyModelLane,
     model: OneModel,
-    program: Any,
+    program: Program,
     outcome: Outcome,
     suspects: Sequence[SuspectedFault],
     until: float,
@@ -94,10 +120,30 @@ def explain_outcome(
     cause = cause_of(lane, model, program, outcome, search_seconds, suspects) if budget > 0 else None
     if not (outcome.wrong or outcome.error):
         return outcome, cause
-    budget = until - time.monotonic()
-    proofs = try_fixes(lane, model, program.soc, outcome, cause, budget, budget + LONGEST - SECONDS)
+    proofs = _tried_fixes(lane, model, program, outcome, cause, until)
+    _report_upstream(lane, model, program, cause)
     explained = _explained_death if outcome.error else _explained_wrong
     return explained(outcome, cause, proofs), cause
+
+
+def _report_upstream(lane: AnyModelLane, model: OneModel, program: Program, cause: Cause | None) -> None:
+    """Write the report for upstream if the user wants it, and say what it shows, or why there is none."""
+    if model.options.report_upstream is None:
+        return
+    path = Parser.user_folder() / model.options.report_upstream
+    words = "no step of the compiler was found that is the cause"
+    if cause and cause.fault:
+        try:
+            script = lane.report_of(model, program, cause.fault)
+        except ToolkitError as error:
+            words = error.message.splitlines()[0]
+        else:
+            words = "no part of the model shows the fault alone"
+            if script.text:
+                path.write_text(script.text, encoding="utf-8")
+                print(f"{path.name} shows it alone: {script.verdict}")
+                return
+    print(f"{path.name} is not written: {words}")
 
 
 def _name_model(fix: str, model: OneModel, soc: str) -> str:
@@ -113,7 +159,7 @@ def _explained_death(outcome: Outcome, cause: Cause | None, proofs: Proofs) -> O
     fix = outcome.fix
     # A fix whose own trial failed is none.
     was_tried = isinstance(fix, Fix) and any(command[0] == "repair" for command in fix.commands)
-    if proofs.helping or fix == NO_FIX or (was_tried and proofs.failures):
+    if proofs.helping or proofs.late or fix == NO_FIX or (was_tried and proofs.failures):
         fix = proofs.fix
     return replace(outcome, error="; ".join(words), fix=fix)
 

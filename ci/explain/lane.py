@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from ci.explain.audit import AuditRows
+from ci.explain.crash import CrashRequest, CrashResult
 from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator
 from ci.explain.losses import Loss, ScoreRequest, Scores
 from ci.explain.operator_script import OperatorScript
 from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import Rewritten
+from ci.explain.upstream_report import ReportRequest
 from ci.one_model.forecast import Forecasted
 from ci.one_model.model import OneModel
 from ci.one_model.output import Ran
@@ -38,6 +40,9 @@ class Searches(Protocol[P]):
         """Find the first of the compiler's steps that changes what the model computes, or after which nothing
         can compute it; none if the lane's compiler shows no steps."""
 
+    def crash_of(self, model: OneModel, program: P, request: CrashRequest, /) -> CrashResult:
+        """Find the operators at which a signal ends the compiler's process."""
+
     def divergence_of(self, model: OneModel, program: P, limits: DivergenceLimits, /) -> DivergenceResult:
         """Find the operator at which the program differs."""
 
@@ -45,6 +50,10 @@ class Searches(Protocol[P]):
         self, model: OneModel, program: P, operator: DivergentOperator, least: float, /
     ) -> OperatorScript:
         """Write a script of that operator alone, whose output is wrong below so many decibels."""
+
+    def report_of(self, model: OneModel, program: P, request: ReportRequest, /) -> OperatorScript:
+        """Write a script of the smallest part of the model that shows the fault; without text if none
+        does."""
 
     def scores_of(self, model: OneModel, program: P, request: ScoreRequest, /) -> Scores:
         """Measure the noise in the outputs if one group of operators alone is quantized."""
@@ -133,6 +142,9 @@ class ModelLane(Lane[P, L], Generic[P, L]):
     def replay(self, model: OneModel, program: Program, request: ReplayRequest) -> ReplayResult:
         return self._searches.replay(model, self._own(program), request)
 
+    def crash_of(self, model: OneModel, program: Program, request: CrashRequest) -> CrashResult:
+        return self._searches.crash_of(model, self._own(program), request)
+
     def divergence_of(self, model: OneModel, program: Program, limits: DivergenceLimits) -> DivergenceResult:
         return self._searches.divergence_of(model, self._own(program), limits)
 
@@ -140,6 +152,9 @@ class ModelLane(Lane[P, L], Generic[P, L]):
         self, model: OneModel, program: Program, operator: DivergentOperator, least: float
     ) -> OperatorScript:
         return self._searches.script_of(model, self._own(program), operator, least)
+
+    def report_of(self, model: OneModel, program: Program, request: ReportRequest) -> OperatorScript:
+        return self._searches.report_of(model, self._own(program), request)
 
     def scores_of(self, model: OneModel, program: Program, request: ScoreRequest) -> Scores:
         return self._searches.scores_of(model, self._own(program), request)
@@ -195,6 +210,8 @@ class AnyModelLane(AnyLane, Protocol):
 
     def replay(self, model: OneModel, program: Program, request: ReplayRequest) -> ReplayResult: ...
 
+    def crash_of(self, model: OneModel, program: Program, request: CrashRequest) -> CrashResult: ...
+
     def divergence_of(
         self, model: OneModel, program: Program, limits: DivergenceLimits
     ) -> DivergenceResult: ...
@@ -202,6 +219,8 @@ class AnyModelLane(AnyLane, Protocol):
     def script_of(
         self, model: OneModel, program: Program, operator: DivergentOperator, least: float
     ) -> OperatorScript: ...
+
+    def report_of(self, model: OneModel, program: Program, request: ReportRequest) -> OperatorScript: ...
 
     def scores_of(self, model: OneModel, program: Program, request: ScoreRequest) -> Scores: ...
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import ArrayLike, DTypeLike
 from onnx import TensorProto, helper, numpy_helper
 
 from ci.explain.onnx_graph import NO_PLACE, OnnxGraph, make_plain, name_of, values_of
@@ -28,13 +29,13 @@ class Writer:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[onnx.TensorProto] = field(default_factory=list)
 
-    def __call__(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+    def __call__(self, operator: str, *inputs: str, domain: str = "", **attributes: object) -> str:
         """Add a node, and return the name of its output."""
         name = f"{self.prefix}_{operator}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, list(inputs), [name], name, domain=domain, **attributes))
         return name
 
-    def constant(self, value: Any, kind: Any = np.float32) -> str:
+    def constant(self, value: ArrayLike, kind: DTypeLike = np.float32) -> str:
         name = f"{self.prefix}_value_{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(value, kind), name))
         return name

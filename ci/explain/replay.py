@@ -172,7 +172,7 @@ class Replay:
             step=step,
             replaced=before.operator_at(replaced).place if replaced else "",
             lost=tuple(dict.fromkeys(lost_operators(before, after)))[:NAMED],
-            around=replaced_lines(before, after),
+            around=(*replaced_lines(before, after), *lines_beside(before, name, replaced)),
             sqnr_db=round(sqnr_db, 1),
             share=round(share, 2),
         )
@@ -215,6 +215,16 @@ def replaced_lines(before: Graph, after: Graph) -> tuple[str, ...]:
     """Return the lines of the operators that a step took away."""
     names = [name for name in before.nodes if name not in after.nodes]
     return tuple(dict.fromkeys(filter(None, (before.operator_at(name).source for name in names))))
+
+
+def lines_beside(graph: Graph, *names: str) -> Iterator[str]:
+    """Yield the lines of what reads these nodes, or what they read: an operator there may write into it."""
+    for name in names:
+        node = graph.nodes.get(name)
+        for operand in (name, *node.reads) if node else ():
+            for reader in graph.readers[operand]:
+                if source := graph.operator_at(reader).source:
+                    yield source
 
 
 def lost_operators(before: Graph, after: Graph) -> Iterator[str]:

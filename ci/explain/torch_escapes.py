@@ -100,7 +100,11 @@ def _has_a_weight(product: Node) -> bool:
 
 def _has_small_rows(model: RepairedModule, node: Node) -> bool:
     sizes = node.args[1]
-    return len(sizes) == 1 and normalizes_small_rows_of_an_image(Traits("", input=shape_of(model, node)))
+    return (
+        isinstance(sizes, list)
+        and len(sizes) == 1
+        and normalizes_small_rows_of_an_image(Traits("", input=shape_of(model, node)))
+    )
 
 
 @one("rms-norm-of-rows", aten.rms_norm.default, when=_has_small_rows)

@@ -61,7 +61,7 @@ computed = Runtime.get().load_program(lowered.buffer).load_method("forward").exe
 
 
 class TorchGraph(Graph):
-    def __init__(self, module: Any, samples: Sequence[Tensors], reference: str = FLOAT_MODEL) -> None:
+    def __init__(self, module: GraphModule, samples: Sequence[Tensors], reference: str = FLOAT_MODEL) -> None:
         self.module, self.samples, self.reference = module, samples, reference
 
     @cached_property
@@ -88,7 +88,8 @@ class TorchGraph(Graph):
 
     def dimension(self, name: str) -> int | None:
         node = self.nodes_by_name[name]
-        for place, argument in enumerate(node.target._schema.arguments):
+        schema = getattr(node.target, "_schema", None)
+        for place, argument in enumerate(schema.arguments if schema else ()):
             if argument.name == "dim":
                 given = node.kwargs.get("dim", argument.default_value)
                 dim = node.args[place] if place < len(node.args) else given
@@ -108,8 +109,8 @@ class TorchGraph(Graph):
 
     def step(self, name: str) -> float:
         end = self.nodes_by_name[self.end_of(name)]
-        has_scale = "quantize_per_tensor" in str(end.target) and isinstance(end.args[1], float)
-        return float(end.args[1]) if has_scale else 0.0
+        scale = end.args[1] if "quantize_per_tensor" in str(end.target) else None
+        return scale if isinstance(scale, float) else 0.0
 
     @cached_property
     def _ranges(self) -> Mapping[FxNode, tuple[float, float]]:
@@ -149,7 +150,7 @@ class TorchGraph(Graph):
         output.args = (tuple(results),)
         return self._graph_of(module)
 
-    def _graph_of(self, module: Any) -> TorchGraph:
+    def _graph_of(self, module: GraphModule) -> TorchGraph:
         module.graph.set_codegen(torch.fx.graph.CodeGen())
         module.graph.eliminate_dead_code()
         module.recompile()
@@ -236,6 +237,7 @@ def _node_of(node: FxNode) -> Node:
     value = node.meta.get("val")
     parts = value if isinstance(value, tuple | list) else [value]
     kinds = {"placeholder": INPUT, "get_attr": CONSTANT}
+    result = node.args[1] if node.target is getitem else None
     return Node(
         node.name,
         kinds.get(node.op, str(node.target)),
@@ -245,7 +247,7 @@ def _node_of(node: FxNode) -> Node:
         node.op == "call_function" and not isinstance(value, Tensor),
         is_quantizer(node),
         node.target is torch.ops.aten.cat.default,
-        node.args[1] if node.target is getitem else None,
+        result if isinstance(result, int) else None,
     )
 
 
@@ -264,19 +266,19 @@ def operator_at(node: FxNode) -> OperatorAt:
     return OperatorAt(str(node.target), module_of(node), *source_of(node))
 
 
-def outputs_of(module: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
+def outputs_of(module: GraphModule, sample: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return every node's output of floats, by name."""
     return {node.name: value for node, value in values_of(module, sample).items() if is_float(value)}
 
 
-def norms_of(graph: Any) -> dict[str, str]:
+def norms_of(graph: FxGraph) -> dict[str, str]:
     """Map each convolution's name to the batch norm that quantization folds into it."""
     norms = [node for node in graph.nodes if "batch_norm" in str(node.target)]
     return {node.args[0].name: node.name for node in norms if isinstance(node.args[0], FxNode)}
 
 
 def worst_losses(
-    floats: Mapping[str, Tensor], norms: Mapping[str, str], quantized: Any, sample: Sequence[Tensor]
+    floats: Mapping[str, Tensor], norms: Mapping[str, str], quantized: GraphModule, sample: Sequence[Tensor]
 ) -> tuple[Loss, ...]:
     """Return the operators of the quantized model that add noise, the worst first. `floats` are the outputs
     of the float model's nodes."""

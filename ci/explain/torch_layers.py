@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,9 +130,8 @@ def norm_folded(model: RepairedModule, node: Node) -> NodeMatch | None:
     if not isinstance(conv, Node) or "transpose" in str(conv.target):
         return None
 
-    def value_of(operand: Node | None) -> Tensor | None:
-        value: Tensor | None = model.value(operand) if isinstance(operand, Node) else operand
-        return value
+    def value_of(operand: object) -> Any:
+        return model.value(operand) if isinstance(operand, Node) else None
 
     scale, shift, mean, variance = map(value_of, node.args[1:5])
     bias = value_of(conv.args[2]) if len(conv.args) > 2 else None
@@ -231,7 +231,7 @@ def _is_depthwise(model: RepairedModule, node: Node) -> bool:
     weight = shape_of(model, node.args[1])
     stride, padding, dilation, groups = node.args[3:7]
     is_plain = stride in (1, [1, 1]) and padding in (0, [0, 0]) and dilation in (1, [1, 1])
-    return is_plain and groups == weight[0] and weight[1:] == (1, 1, 1)
+    return is_plain and bool(groups == weight[0]) and weight[1:] == (1, 1, 1)
 
 
 @one("depthwise-as-product", aten.conv2d.default, when=_is_depthwise)
@@ -240,3 +240,13 @@ def depthwise_as_product(x: Tensor, weight: Tensor, bias: Tensor | None, *_: obj
     if bias is None:
         return product
     return product + bias.detach().clone().reshape(-1, 1, 1)
+
+
+@one("bilinear-as-linear", aten.bilinear.default)
+def bilinear_as_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Write a linear layer of the first input, and a product with the second."""
+    outputs, inner, other = weight.shape
+    rows = weight.permute(0, 2, 1).reshape(outputs * other, inner)
+    parts = functional.linear(x, rows).reshape(*x.shape[:-1], outputs, other)
+    total = (parts * y.unsqueeze(-2)).sum(-1)
+    return total if bias is None else total + bias

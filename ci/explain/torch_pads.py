@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,6 +29,10 @@ class Ends:
     after: int
 
 
+def _amounts_of(pad: Node) -> Sequence[int]:
+    return cast(Sequence[int], pad.args[1])
+
+
 def _ends_of(pads: Sequence[int]) -> Iterator[Ends]:
     """Yield the amounts of each dimension that is padded or cut."""
     for place, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
@@ -37,7 +42,7 @@ def _ends_of(pads: Sequence[int]) -> Iterator[Ends]:
 
 def _pads_two_ends(_: RepairedModule, node: Node) -> bool:
     """Whether more than one dimension is padded, each only behind, and a convolution does not absorb it."""
-    ends = list(_ends_of(node.args[1]))
+    ends = list(_ends_of(_amounts_of(node)))
     feeds_convolutions = node.users and all(user.target in CONVOLUTIONS for user in node.users)
     only_behind = not any(end.before for end in ends)
     return len(ends) > 1 and only_behind and not feeds_convolutions
@@ -54,7 +59,7 @@ def pad_by_dimension(x: Tensor, pads: Sequence[int], *rest: object, **options: o
 def _cuts_and_adds(_: RepairedModule, node: Node) -> bool:
     """Whether a pad with a constant cuts in front, or adds in front and cuts behind."""
     mode = node.args[2] if node.target is aten.pad.default and len(node.args) > 2 else "constant"
-    ends = _ends_of(node.args[1])
+    ends = _ends_of(_amounts_of(node))
     return mode == "constant" and any(end.before < 0 or end.before > 0 > end.after for end in ends)
 
 
@@ -74,7 +79,7 @@ def cut_before_pad(x: Tensor, pads: Sequence[int], *rest: object, **options: obj
 
 def _repeats_its_border(_: RepairedModule, node: Node) -> bool:
     has_mode = len(node.args) > 2 and node.args[2] in ("replicate", "circular")
-    return has_mode and min(node.args[1]) >= 0
+    return has_mode and min(_amounts_of(node)) >= 0
 
 
 @one("pad-by-slices", aten.pad.default, when=_repeats_its_border)

@@ -62,7 +62,7 @@ def pool_by_two_twice(x: Tensor, *_: object) -> Tensor:
     return functional.avg_pool2d(functional.avg_pool2d(x, 2, 2), 2, 2)
 
 
-AVERAGES: dict[Any, tuple[int, Callable[..., Tensor]]] = {
+AVERAGES: dict[object, tuple[int, Callable[..., Tensor]]] = {
     aten.avg_pool1d.default: (1, functional.conv1d),
     aten.avg_pool2d.default: (2, functional.conv2d),
 }
@@ -83,7 +83,7 @@ class Windows:
     @classmethod
     def of(cls, node: Node, count: int, old: Sequence[int], new: Sequence[int]) -> Windows:
         """Read the arguments of a pool that makes the sizes `new` of `old`."""
-        arguments = [*node.args[1:], None, None, None, None][:5]
+        arguments: list[Any] = [*node.args[1:], None, None, None, None][:5]
         kernel = _for_each_dimension(arguments[0], count)
         stride = _for_each_dimension(arguments[1], count) if arguments[1] else kernel
         padding = [0] * count if arguments[2] is None else _for_each_dimension(arguments[2], count)
@@ -175,3 +175,18 @@ def _has_no_stride(_: RepairedModule, node: Node) -> bool:
 def stride_written(x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), *rest: object) -> Tensor:
     pooled: Tensor = aten.max_pool2d.default(x, kernel, kernel, *rest)
     return pooled
+
+
+def _divides_unevenly(model: RepairedModule, node: Node) -> bool:
+    sizes = zip(shape_of(model, node.args[0])[-2:], shape_of(model, node)[-2:], strict=True)
+    return any(old % new for old, new in sizes)
+
+
+@one("pool-by-matrices", aten.adaptive_avg_pool2d.default, when=_divides_unevenly)
+def pool_by_matrices(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Write two linear layers, whose weights are what the pool makes of the unit vectors."""
+    for size in reversed(sizes):
+        units = torch.eye(x.shape[-1])
+        weights = functional.adaptive_avg_pool1d(units[None], size)[0].T.contiguous()
+        x = functional.linear(x, weights).transpose(-1, -2)
+    return x

@@ -148,7 +148,9 @@ def _only(results: Sequence[Tensor], reads: Collection[object]) -> tuple[Tensor 
 @find_at("recurrent-cell-by-cell", aten.lstm.input, aten.gru.input)
 def recurrent_cell_by_cell(model: RepairedModule, node: Node) -> NodeMatch:
     state = node.args[1]
-    first = state if isinstance(state, list | tuple) else [state]
+    first = [
+        part for part in (state if isinstance(state, list | tuple) else [state]) if isinstance(part, Node)
+    ]
     is_empty = not any(model.varies(tensor) or model.value(tensor).any() for tensor in first)
     cell = _lstm_cell if node.target is aten.lstm.input else _gru_cell
     return model.call(node, Layers(cell, is_empty, reads_of(node)))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import Argument
 from torch.nn import functional
 
 from ci.explain.einsum import product_of
@@ -36,7 +37,7 @@ NEAR = 1e-4
 MASKED = -1e4
 
 
-def shape_of(model: RepairedModule, node: Any) -> tuple[int, ...]:
+def shape_of(model: RepairedModule, node: Argument) -> tuple[int, ...]:
     return tuple(model.value(node).shape)
 
 
@@ -52,7 +53,7 @@ def _largest(model: RepairedModule, node: Any) -> float:
     return max(float(values[node].abs().max()) for values in model.values)
 
 
-def reads_of(node: Node) -> set[Any]:
+def reads_of(node: Node) -> set[object]:
     return {user.args[1] if len(user.args) > 1 else None for user in node.users}
 
 
@@ -81,7 +82,9 @@ def gelu_for_erf(model: RepairedModule, erf: Node) -> NodeMatch | None:
     if not isinstance(scaler, Node) or scaler.target not in (aten.div.Tensor, aten.mul.Tensor):
         return None
     x = scaler.args[0]
-    ends = [end for end in _readers_of(erf, 4) if isinstance(x, Node) and model.only_of(end, x)]
+    if not isinstance(x, Node):
+        return None
+    ends = [end for end in _readers_of(erf, 4) if model.only_of(end, x)]
     for end in reversed(ends):
         gelu, value = functional.gelu(model.value(x)), model.value(end)
         if value.shape == gelu.shape and torch.allclose(value, gelu, rtol=0, atol=NEAR):
@@ -148,7 +151,7 @@ def matmul_for_einsum(model: RepairedModule, node: Node) -> NodeMatch | None:
     if len(shapes) != 2 or not (product := product_of(str(node.args[0]), shapes)):
         return None
 
-    def write(_equation: str, operands: Sequence[Tensor], *_: Any) -> Tensor:
+    def write(_equation: str, operands: Sequence[Tensor], *_: object) -> Tensor:
         parts = []
         for x, part in zip(operands, product.parts, strict=True):
             total = x.sum(part.summed) if part.summed else x
@@ -176,7 +179,13 @@ def _is_by_condition(model: RepairedModule, node: Node) -> bool:
     when=lambda _, node: bool(node.kwargs.get("is_causal") or any(node.args[5:6])),
 )
 def mask_as_constant(
-    q: Tensor, k: Tensor, v: Tensor, *_: Any, scale: Any = None, enable_gqa: bool = False, **_more: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *_: object,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **_more: object,
 ) -> Tensor:
     mask = torch.full((q.shape[-2], k.shape[-2]), MASKED).triu(1)
     result: Tensor = aten.scaled_dot_product_attention.default(
@@ -193,7 +202,9 @@ def cosine_in_parts(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Te
 
 
 @one("convolution-for-unfold", aten.im2col.default)
-def convolution_for_unfold(x: Tensor, kernel: list[int], dilation: Any, padding: Any, stride: Any) -> Tensor:
+def convolution_for_unfold(
+    x: Tensor, kernel: list[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Tensor:
     channels = x.shape[-3]
     windows = torch.eye(channels * math.prod(kernel)).view(-1, channels, *kernel)
     return functional.conv2d(x, windows, None, stride, padding, dilation).flatten(-2)
@@ -255,7 +266,7 @@ def activation_of_fewer_dimensions(model: RepairedModule, node: Node) -> NodeMat
     aten.group_norm.default,
     when=lambda model, node: len(shape_of(model, node)) > MOST_OF_ACTIVATIONS,
 )
-def group_norm_of_fewer_dimensions(x: Tensor, *rest: Any) -> Tensor:
+def group_norm_of_fewer_dimensions(x: Tensor, *rest: object) -> Tensor:
     result: Tensor = aten.group_norm.default(x.flatten(2, -2), *rest)
     return result.reshape(x.shape)
 
@@ -265,7 +276,7 @@ def group_norm_of_fewer_dimensions(x: Tensor, *rest: Any) -> Tensor:
     aten.group_norm.default,
     when=lambda model, node: len(shape_of(model, node)) < IMAGE,
 )
-def group_norm_of_images(x: Tensor, *rest: Any) -> Tensor:
+def group_norm_of_images(x: Tensor, *rest: object) -> Tensor:
     place = (..., *[None] * (IMAGE - x.dim()))
     result: Tensor = aten.group_norm.default(x[place], *rest)
     return result.reshape(x.shape)
@@ -402,7 +413,7 @@ one(
     "product-for-square",
     aten.square.default,
     aten.pow.Tensor_Scalar,
-    when=lambda _, node: node.target is aten.square.default or node.args[1] == 2,
+    when=lambda _, node: node.target is aten.square.default or bool(node.args[1] == 2),
 )(lambda x, *_: x * x)
 one("scatter-of-a-tensor", aten.scatter.value)(
     lambda x, dim, index, value: torch.scatter(x, dim, index, torch.full(index.shape, value, dtype=x.dtype))

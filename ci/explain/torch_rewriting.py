@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
@@ -61,7 +62,7 @@ class RepairedModule(Repaired[Node, Node]):
         """These nodes are changed in place, perhaps by what depends on an input."""
         self.settle()
 
-    def exported(self) -> Any:
+    def exported(self) -> ExportedProgram:
         return torch.export.export(self.module, copy_sample(self.samples[0]), strict=True)
 
     def outputs(self) -> list[list[Array]]:
@@ -108,10 +109,10 @@ class RepairedModule(Repaired[Node, Node]):
             todo += maker.all_input_nodes if maker.target not in BY_SHAPE else ()
         return True
 
-    def all_of(self, *targets: Any) -> Iterator[Node]:
+    def all_of(self, *targets: object) -> Iterator[Node]:
         yield from [node for node in self.module.graph.nodes if node.target in targets]
 
-    def call(self, node: Node, write: Callable[..., Any], low: float = float("-inf")) -> NodeMatch:
+    def call(self, node: Node, write: Callable[..., object], low: float = float("-inf")) -> NodeMatch:
         """Return a match of one node; `write` takes its arguments, constants by their values."""
         operands = tuple(operand for operand in node.all_input_nodes if self.varies(operand))
         constants = {
@@ -123,7 +124,7 @@ class RepairedModule(Repaired[Node, Node]):
         }
         args, kwargs = node.args, dict(node.kwargs)
 
-        def compute(*tensors: Tensor) -> Any:
+        def compute(*tensors: Tensor) -> object:
             values = {**constants, **dict(zip(operands, tensors, strict=True))}
             return write(*_with(args, values), **_with(kwargs, values))
 
@@ -169,7 +170,10 @@ class RepairedModule(Repaired[Node, Node]):
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             return copies[node]
 
-        end, places = put(match.node), _reads_of(match.node)
+        base, places = written_tensor(match.node), _reads_of(match.node)
+        for write in writes_to(base, match.node) if base else ():
+            put(write)
+        end = put(base or match.node)
         graph.output(
             end if places is None else tuple(graph.call_function(getitem, (end, place)) for place in places)
         )
@@ -191,6 +195,9 @@ class RepairedModule(Repaired[Node, Node]):
                         else graph.node_copy(inner, copies.__getitem__)
                     )
                     copies[inner].meta = {name: node.meta[name] for name in KEPT_META if name in node.meta}
+        if base := written_tensor(node):
+            self._replace_written(node, base, copies[result])
+            return
         if _reads_of(node) is None:
             self.stands_for[node] = copies[result]
             node.replace_all_uses_with(copies[result])
@@ -200,6 +207,15 @@ class RepairedModule(Repaired[Node, Node]):
                 user.replace_all_uses_with(self.stands_for[user])
                 graph.erase_node(user)
         graph.erase_node(node)
+
+    def _replace_written(self, write: Node, base: Node, result: Node) -> None:
+        """Let what reads the tensor behind its last write read the result, and remove the writes."""
+        writes, nodes = writes_to(base, write), list(self.module.graph.nodes)
+        later = set(nodes[nodes.index(write) + 1 :])
+        base.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
+        for node in writes:
+            node.replace_all_uses_with(result)
+            self.module.graph.erase_node(node)
 
     def _constant_name(self, tensor: Tensor) -> str:
         """Return the name of a constant, which is the model's own if the model has it; else it is added."""
@@ -226,7 +242,7 @@ class Registry(dict[str, list[Find]]):
 
         return register
 
-    def find_at(self, name: str, *targets: Any) -> Callable[[FindAt], FindAt]:
+    def find_at(self, name: str, *targets: object) -> Callable[[FindAt], FindAt]:
         """Register a rewrite of single nodes."""
 
         def register(match: FindAt) -> FindAt:
@@ -238,11 +254,11 @@ class Registry(dict[str, list[Find]]):
         return register
 
     def one(
-        self, name: str, *targets: Any, when: When = lambda *_: True, low: float = float("-inf")
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        self, name: str, *targets: object, when: When = lambda *_: True, low: float = float("-inf")
+    ) -> Callable[[Callable[..., object]], Callable[..., object]]:
         """Register a rewrite of single nodes whose function takes the node's arguments."""
 
-        def register(write: Callable[..., Any]) -> Callable[..., Any]:
+        def register(write: Callable[..., object]) -> Callable[..., object]:
             self.find_at(name, *targets)(
                 lambda model, node: model.call(node, write, low) if when(model, node) else None
             )
@@ -251,7 +267,7 @@ class Registry(dict[str, list[Find]]):
         return register
 
 
-def _with(arguments: Any, values: Mapping[Node, Any]) -> Any:
+def _with(arguments: object, values: Mapping[Node, object]) -> Any:
     if isinstance(arguments, Node):
         return values[arguments]
     if isinstance(arguments, Mapping):
@@ -286,7 +302,7 @@ def _reads_of(node: Node) -> list[int] | None:
     return sorted({int(str(user.args[1])) for user in node.users})
 
 
-def _array_batch(function: Callable[..., Any]) -> Batch:
+def _array_batch(function: Callable[..., object]) -> Batch:
     def compute(arrays: Sequence[Array]) -> list[Array]:
         leaves = torch.utils._pytree.tree_leaves(
             function(*(torch.from_numpy(array.copy()) for array in arrays))
@@ -296,7 +312,7 @@ def _array_batch(function: Callable[..., Any]) -> Batch:
     return lambda inputs: [compute(arrays) for arrays in inputs]
 
 
-def _plain(module: Any) -> GraphModule:
+def _plain(module: GraphModule) -> GraphModule:
     """Remove what only checks the inputs' sizes and types, which a rewrite may change."""
     for node in reversed(module.graph.nodes):
         if not node.users and (node.op == "call_module" or node.target is ASSERTION):
@@ -330,6 +346,21 @@ def _nodes_changed_in_place(graph: Graph) -> set[Node]:
     return nodes
 
 
+def written_tensor(node: Node) -> Node | None:
+    """Return the tensor that a node writes to through a view of it; None if it writes through none."""
+    written = next(_operands_sharing_memory(node, writes=True), None)
+    base = written
+    while base is not None and (source := next(_operands_sharing_memory(base, writes=False), None)):
+        base = source
+    return base if base is not written else None
+
+
+def writes_to(base: Node, last: Node) -> list[Node]:
+    """Return the nodes that write to a tensor through views, up to the last of them."""
+    nodes = list(base.graph.nodes)
+    return [node for node in nodes[: nodes.index(last) + 1] if written_tensor(node) is base]
+
+
 def _operands_sharing_memory(node: Node, *, writes: bool) -> Iterator[Node]:
     """Yield the operands whose memory a node writes to, or hands on."""
     if node.target is getitem:
@@ -349,7 +380,7 @@ def _settle(module: GraphModule) -> None:
     module.recompile()
 
 
-def _arrays(model: Any, sample: Tensors) -> list[Array]:
+def _arrays(model: Callable[..., object], sample: Tensors) -> list[Array]:
     return [tensor.numpy() for tensor in run_copied(model, sample)]
 
 
@@ -357,7 +388,8 @@ def copy_with_constant_weights(model: torch.nn.Module) -> torch.nn.Module:
     """Copy the model; the weights that it would compute become constants."""
     model = copy.deepcopy(model)
     for module in model.modules():
-        for weight in list(module.parametrizations) if parametrize.is_parametrized(module) else ():
+        made = module.parametrizations if parametrize.is_parametrized(module) else None
+        for weight in list(made) if isinstance(made, torch.nn.ModuleDict) else ():
             parametrize.remove_parametrizations(module, weight)
         for hook in list(module._forward_pre_hooks.values()):
             if type(hook).__name__ in REMOVED_BY:

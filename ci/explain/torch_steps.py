@@ -32,7 +32,7 @@ QUANTIZERS = ("quantize_per_tensor", "quantize_per_channel", "quantize_affine")
 class Unrounded(Passing):
     """Quantizers pass floats on. What is stored as integers, such as a weight, is dequantized."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
         self.values: dict[str, Any] = {}
         self.current = ""
@@ -41,7 +41,8 @@ class Unrounded(Passing):
     def run_node(self, n: Node) -> Any:
         self.current = n.name
         operand = self.env.get(n.args[0]) if n.args and isinstance(n.args[0], Node) else None
-        value = operand if is_float(operand) and _quantizes(n) else super().run_node(n)
+        # A quantizer gives a new tensor: what is written into one is not in the other.
+        value = copy_of(operand) if is_float(operand) and _quantizes(n) else super().run_node(n)
         # Weights are not changed; anything else, a later node may change in place.
         self.values[n.name] = value if n.op == "get_attr" else copy_of(value)
         return value

@@ -49,6 +49,7 @@ def _take_weight_apart(model: RepairedModule, weight: Node, axes: tuple[int, int
     constant, factors = parts
     by_axis: dict[int, list[Node]] = {axis: [] for axis in axes}
     for factor in factors:
+        # With ones in place of the constant, what is left is the factor, spread along its dimension.
         alone = _laid_out(model, weight, {constant: torch.ones_like(model.value(constant))}, keeping=factor)
         axis = _axis_of(alone, model.value(factor), axes)
         if axis is None:
@@ -97,6 +98,7 @@ def _laid_out(
     size = model.value(weight).numel()
     product = torch.ones_like(model.value(weight))
     for operand in operands:
+        # A factor is smaller than the product, and the weight is not.
         if operand is keeping or model.value(operand).numel() == size:
             product = product * _laid_out(model, operand, values, keeping)
     return product
@@ -142,6 +144,7 @@ def styles_outside_the_convolution(model: RepairedModule, node: Node) -> NodeMat
             values = values * style[..., None, None]
         result: Tensor = convolve(values, constant, None, *settings, **node.kwargs)
         if epsilon is not None:
+            # StyleGAN2 divides each channel that it gives by sqrt(sum((constant * style) ** 2) + epsilon).
             style = reduce(torch.mul, styles[:count])
             scale = torch.rsqrt(torch.matmul(style * style, powers) + epsilon)
             return result * scale[..., None, None]

@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Interpreter, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from ci.models.factory import copy_sample
 
 Tensors = tuple[Tensor, ...]
 
 
-def leaves_of(values: Any) -> list[Tensor]:
+def leaves_of(values: object) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def is_float(value: Any) -> bool:
+def is_float(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
@@ -44,7 +44,7 @@ class Passing(Interpreter):
 class Replaced(Passing):
     """Some nodes have given values."""
 
-    def __init__(self, module: Any, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: GraphModule, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(module)
         self.tensors = tensors
 
@@ -53,7 +53,7 @@ class Replaced(Passing):
 
 
 class ValueRecorder(Passing):
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
         self.values: dict[Node, Any] = {}
 
@@ -64,7 +64,7 @@ class ValueRecorder(Passing):
         return value
 
 
-def values_of(module: Any, sample: Sequence[Tensor]) -> dict[Node, Any]:
+def values_of(module: GraphModule, sample: Sequence[Tensor]) -> dict[Node, Any]:
     recorder = ValueRecorder(module)
     recorder.of(tuple(sample))
     return recorder.values
@@ -73,7 +73,7 @@ def values_of(module: Any, sample: Sequence[Tensor]) -> dict[Node, Any]:
 class WithErrors(Passing):
     """Errors are added at nodes. What does not depend on them is not computed again."""
 
-    def __init__(self, module: Any, values: Mapping[Node, Any], errors: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: GraphModule, values: Mapping[Node, Any], errors: Mapping[str, Tensor]) -> None:
         super().__init__(module)
         self.values, self.errors = values, errors
         self.wrong_nodes = set[Node]()
@@ -90,7 +90,7 @@ class WithErrors(Passing):
 class OwnErrors(Passing):
     """It runs the quantized model, in which each operator gets the float model's values."""
 
-    def __init__(self, module: Any, values: Mapping[str, object]) -> None:
+    def __init__(self, module: GraphModule, values: Mapping[str, object]) -> None:
         super().__init__(module)
         self.values = values
         self.errors: dict[str, Tensor] = {}

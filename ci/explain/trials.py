@@ -28,6 +28,8 @@ from provisioning.known_faults import NO_FIX, fix_at
 
 MOST = 3
 """At most so many candidates are tried."""
+FOLDS = "constants-folded"
+"""`compile` can do this rewrite by itself."""
 TIMES = 3
 """A trial may take so many times as long as the program itself took to compile: what is rewritten is exported
 twice more."""
@@ -171,6 +173,9 @@ def candidates_of(
             raise
         return
     yield from _rewrites(lane, model, rewritten.places, cause, before)
+    if cause is not None and cause.on_cpu:
+        yield _compile_candidate(lane, model.use(model.options.keeping_on_cpu(cause.on_cpu)))
+        return
     if cause is None or not cause.in_compiler:
         yield from _other_flags(lane, model)
 
@@ -204,6 +209,9 @@ def _rewrites(
     # One edit alone is the whole rewrite.
     if len(edits) == 1 and (edit := edits.pop()):
         yield Candidate(str(edit), lambda: _outcome_of_edit(lane, model, edit), edit)
+    folding = model.options.folding_constants()
+    if folding and any(place.rewrite == FOLDS for place in at_cause):
+        yield _compile_candidate(lane, model.use(folding))
     rules = _rules_of(at_cause)
     yield _repair_candidate(lane, model, rules, before)
     all_rules = _rules_of(places)
@@ -221,9 +229,11 @@ def _is_at(place: RewrittenPlace, cause: Cause | None) -> bool:
     place was found, all may help."""
     if cause is None or not (cause.nodes or cause.suspected):
         return True
+    if cause.in_compiler and not (cause.place or cause.lines):
+        return True
     if any(fault.fault in place.rules for fault in cause.suspected):
         return True
-    if place.source and cause.place:
+    if place.source and (cause.place or cause.lines):
         return place.source in (str(cause.place), *cause.lines)
     return place.node in cause.nodes
 

@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.model_commands.divergence import require_script
 from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.models.not_models import MODEL_HELP
 from ci.one_model.model import OneModel
 from ci.suite.lane_head import COMPILE
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.guard import show_error
+from provisioning.base.parser import Parser
 
 if TYPE_CHECKING:
     from ci.explain.lane import AnyModelLane
@@ -39,6 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = one_model_of(args, COMPILE)
+    if model.options.report_upstream:
+        require_script(Parser.user_folder() / model.options.report_upstream, "--report-upstream")
     model = model_lane(model).own_form(model, model.output)
     precisions: list[str | None] = [*dict.fromkeys(model.options.precisions)] or [None]
     suite = model.options.suite

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     script = None
     if model.options.write:
         script = Parser.user_folder() / model.options.write
-        require_script(script)
+        require_script(script, "--write")
 
     def work(report: ModelReport) -> int:
         return find_divergence(model, choice, script, report)
@@ -56,15 +56,15 @@ def run(args: argparse.Namespace) -> int:
     return report_work(DIVERGENCE, model, [*choice.words, *model.traits], work)
 
 
-def require_script(path: Path) -> None:
+def require_script(path: Path, flag: str) -> None:
     """Refuse to overwrite a file that this command did not write as a script."""
     from ci.explain.operator_script import EXIT_CODES
 
     new = path.parent.is_dir() and not path.exists()
     own = path.is_file() and EXIT_CODES in path.read_text(encoding="utf-8", errors="replace")
     if path.suffix != ".py" or not (new or own):
-        message = f"--write {path}: expected a new Python file, or an earlier script of this command"
-        raise UsageError(message, fix="--write fault.py, or another name")
+        message = f"{flag} {path}: expected a new Python file, or an earlier script of this command"
+        raise UsageError(message, fix=f"{flag} fault.py, or another name")
 
 
 def find_divergence(model: OneModel, choice: Choice, script: Path | None, report: ModelReport) -> int:

@@ -4,7 +4,6 @@ with --where, show what each operator loses by quantizing."""
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ci.model_commands.typed_model import add_model, model_lane, one_model_of
 from ci.models.not_models import MODEL_HELP
@@ -13,9 +12,6 @@ from ci.suite.lane_head import QUANTIZE
 from ci.suite.options import add_choice, choice_of
 from provisioning.base.commands import Fix, add_flags, session
 from provisioning.base.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
@@ -32,7 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse a command that says not where to write to."""
+    """Refuse a command that says not where to write to.
+
+    An installed copy calls it before it makes an environment."""
     options = one_model_of(args, QUANTIZE).options
     if not args.model and not options.where:
         raise UsageError("MODEL is missing", fix=session("quantize", "--help"))

@@ -85,7 +85,11 @@ def one_model_of(args: argparse.Namespace, verb: str) -> OneModel:
             f"{args.model}: this command takes {' and '.join(kinds)}",
             fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
         )
-    require_taken(args.model or "a suite's program", lane.models, args, verb, kinds)
+    if verb == RUN and (folder := Parser.user_folder() / args.model).is_dir() and not lane.takes_text:
+        require_program(folder, args.model)
+    through = f" through {lane.name}" if getattr(args, "through", "") else ""
+    subject = args.model or "a suite's program"
+    require_taken(f"{subject}{through}", lane.models, args, verb, kinds)
     options = read_options(options_of(lane), args)
     suites = options.suite or read_options(Choice, args).suites
     if options.precision_file and (options.precisions or suites):

@@ -15,7 +15,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -59,7 +59,10 @@ def _lines(module: fx.GraphModule, path: str = "") -> Iterator[str]:
         yield f"tensor {path}{name} {value_line(tensor) if tensor is not None else None}"
 
 
-def _describe(value: Any, where: str) -> str:
+Code: TypeAlias = "type | types.FunctionType | types.BuiltinFunctionType"
+
+
+def _describe(value: object, where: str) -> str:
     return json.dumps(_Description(where).of(value))
 
 
@@ -70,7 +73,7 @@ class _Description:
         self._where = where
         self._met: dict[int, int] = {}
 
-    def of(self, value: Any) -> object:
+    def of(self, value: object) -> object:
         if isinstance(value, enum.Enum):
             return [self._name(type(value)), value.name]
         if type(value) in PLAIN:
@@ -88,7 +91,7 @@ class _Description:
             return self._code(value)
         return self._object(value)
 
-    def _object(self, value: Any) -> object:
+    def _object(self, value: object) -> object:
         if isinstance(value, Mapping):
             rows = [[self.of(key), self.of(inner)] for key, inner in value.items()]
             return [self._name(type(value)), rows]
@@ -107,13 +110,13 @@ class _Description:
             raise NoDigest(f"{self._where} has a {type(value).__name__}")
         return [self._name(type(value)), [[name, self.of(inner)] for name, inner in fields.items()]]
 
-    def _code(self, code: Any) -> object:
+    def _code(self, code: Code) -> object:
         if not isinstance(code, types.FunctionType):
             return self._name(code)
         cells = [cell.cell_contents for cell in code.__closure__ or ()]
         return [self._name(code), self.of(cells), self.of(code.__defaults__), self.of(code.__kwdefaults__)]
 
-    def _name(self, code: Any) -> str:
+    def _name(self, code: Code) -> str:
         """Name a function or class of the environment; refuse a user's."""
         name = f"{code.__module__}.{code.__qualname__}"
         found: Any = sys.modules.get(str(code.__module__))

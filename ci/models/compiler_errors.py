@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ci.diagnose.logs import Explanation, failure_of_model
 from ci.models.model_lines import (
@@ -63,8 +63,14 @@ class CompilerStep:
     def __str__(self) -> str:
         return f"{self.name} ({self.source})"
 
+    @property
+    def traceback_line(self) -> str:
+        """Give the end of the line that a traceback has of the step."""
+        path, _, line = self.source.rpartition(":")
+        return f'{path}", line {line},'
 
-def compiler_step(function: Callable[..., Any], name: str = "") -> CompilerStep:
+
+def compiler_step(function: Callable[..., object], name: str = "") -> CompilerStep:
     """Describe a function of the compiler as a step."""
     code = inspect.unwrap(function).__code__
     return CompilerStep(name or function.__name__, _below_packages(code.co_filename, code.co_firstlineno))

@@ -10,10 +10,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule
 from torch.utils import _pytree
 
 from ci.models.user_model import EXPORTED, BadFactory
@@ -26,14 +27,14 @@ SAVE_AGAIN = "torch.export.save(torch.export.export(model.eval(), example_inputs
 class Positional(nn.Module):
     """Passes every tensor by position, whatever structure the exported model's inputs have."""
 
-    def __init__(self, model: nn.Module, example: Any) -> None:
+    def __init__(self, model: nn.Module, example: object) -> None:
         super().__init__()
         self.model = model
         self.leaves, self.spec = torch.utils._pytree.tree_flatten(example)
         self.places = [place for place, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
         self.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
 
-    def forward(self, *tensors: Tensor) -> Any:
+    def forward(self, *tensors: Tensor) -> object:
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -73,9 +74,9 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
 
     notes = []
     for module in model.modules():
-        graph: Any = getattr(module, "graph", None)
-        if EXPORTED not in vars(module):
+        if EXPORTED not in vars(module) or not isinstance(module, GraphModule):
             continue
+        graph = module.graph
         if _is_training(graph):
             notes.append(
                 ("training-mode", f"{name} was exported in training mode, but compiled in eval mode")
@@ -102,7 +103,7 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
     return notes
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> ExportedProgram:
     # A quantized model's operators are registered by it.
     import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401
 
@@ -118,7 +119,7 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def _drop_counters(model: Any) -> None:
+def _drop_counters(model: GraphModule) -> None:
     """Remove the nodes by which batch norms count their calls in training mode; eval mode does not need
     them."""
     for node in list(model.graph.nodes):
@@ -128,7 +129,7 @@ def _drop_counters(model: Any) -> None:
     model.recompile()
 
 
-def _is_training(graph: Any) -> bool:
+def _is_training(graph: Graph) -> bool:
     """Whether a batch norm or a dropout was exported in training mode."""
     places = {torch.ops.aten.batch_norm.default: 5, torch.ops.aten.dropout.default: 2}
     calls = [(node.args, places[node.target]) for node in graph.nodes if node.target in places]
@@ -157,7 +158,7 @@ def digest_of(program: torch.export.ExportedProgram) -> str:
     return digest.hexdigest()
 
 
-def _lines(program: Any) -> Iterator[str]:
+def _lines(program: ExportedProgram) -> Iterator[str]:
     yield from _graph_lines(program.graph_module, "")
     signature = program.graph_signature
     yield f"signature {signature.input_specs} {signature.output_specs}"
@@ -184,7 +185,7 @@ def _graph_lines(module: fx.GraphModule, path: str) -> Iterator[str]:
 
 
 def _target(node: fx.Node) -> str:
-    target: Any = node.target
+    target = node.target
     if node.op != "call_function":
         return str(target)
     namespace = getattr(target, "namespace", None)
@@ -192,7 +193,7 @@ def _target(node: fx.Node) -> str:
         module = getattr(target, "__module__", "")
         if module not in PLAIN_MODULES:
             raise NoDigest(f"{node.name} calls {module}.{getattr(target, '__name__', target)}")
-        return f"{module}.{target.__name__}"
+        return f"{module}.{getattr(target, '__name__', target)}"
     if namespace not in SEEN or not _is_known(target):
         raise NoDigest(f"{node.name} calls {target}, whose code no graph shows")
     return str(target)
@@ -207,7 +208,7 @@ def remember_operators() -> None:
     known_operators = frozenset(torch._C._dispatch_get_all_op_names())
 
 
-def _is_known(target: Any) -> bool:
+def _is_known(target: object) -> bool:
     """Whether an operator is no user's, whatever its namespace is. A higher-order one is not in the
     dispatcher."""
     schema = getattr(target, "_schema", None)
@@ -219,7 +220,7 @@ def _is_known(target: Any) -> bool:
     return name in known_operators
 
 
-def _argument(value: Any) -> str:
+def _argument(value: object) -> str:
     """Format an argument: `repr` keeps each float to its last bit, and nodes appear by their names."""
     leaves, structure = _pytree.tree_flatten(value)
     for leaf in leaves:
@@ -228,7 +229,7 @@ def _argument(value: Any) -> str:
     return f"{structure} {leaves}"
 
 
-def _shown_value(value: Any) -> str:
+def _shown_value(value: object) -> str:
     """Return the type, shape and strides of a node's result, which are known without running it."""
     return ",".join(
         f"{leaf.dtype}{list(leaf.shape)}{list(leaf.stride())}" if isinstance(leaf, Tensor) else str(leaf)
@@ -240,8 +241,8 @@ def _origin(node: fx.Node) -> str:
     """Return the modules and calls that a node comes from. Suites choose nodes by modules, and the compiler's
     passes look at calls: `torch.stack` and the operators that it consists of are lowered differently. The
     keys of the stacks are left out: they differ from one process to the next."""
-    modules: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
-    calls: Sequence[tuple[str, Any]] = node.meta.get("source_fn_stack") or ()
+    modules: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
+    calls: Sequence[tuple[str, object]] = node.meta.get("source_fn_stack") or ()
     call = node.meta.get("torch_fn") or ()
     stacks = [
         [(path, _name(kind)) for path, kind in modules.values()],
@@ -250,7 +251,7 @@ def _origin(node: fx.Node) -> str:
     return json.dumps([*stacks, call])
 
 
-def _name(kind: Any) -> str:
+def _name(kind: object) -> str:
     """Return a class's name without its module: a user's module is named after its folder."""
     if isinstance(kind, str):
         return kind.rpartition(".")[2]
@@ -258,7 +259,7 @@ def _name(kind: Any) -> str:
     return str(name or type(kind).__name__)
 
 
-def value_line(value: Any) -> str:
+def value_line(value: object) -> str:
     if not isinstance(value, Tensor):
         raise NoDigest(f"a constant is a {type(value).__name__}, and no tensor")
     if (
@@ -272,4 +273,4 @@ def value_line(value: Any) -> str:
         raise NoDigest(f"a tensor is on {value.device}")
     # A copy, as numpy keeps a tensor from ever being resized, which observers do.
     values = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
-    return f"{shape} {hashlib.sha256(values).hexdigest()}"
+    return f"{shape} {hashlib.sha256(values.data).hexdigest()}"

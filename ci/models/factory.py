@@ -38,6 +38,7 @@ from ci.models.mistakes import (
     compiled_by_torch,
     draws_numbers,
     ends_python,
+    functions_like,
     inputs_by_name,
     missing_inputs,
     modules_like,
@@ -153,16 +154,18 @@ def _sample(path: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
     except Exception as error:
         message = f"{path} cannot be read: {describe_exception(error)}"
         raise BadFactory(message, "save it again: torch.save(tensor, path)") from error
+    sample: list[Tensor] = []
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             message = f"{path}: expected tensors, found a {type(tensor).__name__}"
             raise BadFactory(message, f'torch.save(({", ".join(names[:2] or ["x"])},), "{path.name}")')
         if tensor.dtype.is_floating_point and not torch.isfinite(tensor).all():
             raise BadFactory(f"{path} holds NaN or infinity", "leave that sample out, or correct it")
-    return tuple(tensors)
+        sample.append(tensor)
+    return tuple(sample)
 
 
-def _read(path: Path, names: Sequence[str]) -> Sequence[Any]:
+def _read(path: Path, names: Sequence[str]) -> Sequence[object]:
     if path.suffix == ".pt":
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
         return content if isinstance(content, tuple | list) else [content]
@@ -287,18 +290,18 @@ def _begin(search_path: Path) -> None:
     define_vision_operators()
 
 
-def factory_of(dotted: str, arguments: Mapping[str, object], search_path: Path) -> Callable[..., Any]:
+def factory_of(dotted: str, arguments: Mapping[str, object], search_path: Path) -> Callable[..., object]:
     """Find the factory. Refuse one that is no function or does not take these arguments."""
     _begin(search_path)
     factory = attribute_of(dotted, search_path)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise not_a_function(dotted, factory)
     require_called(dotted, factory, arguments)
-    function: Callable[..., Any] = factory
+    function: Callable[..., object] = factory
     return function
 
 
-def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
+def call(dotted: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> object:
     """Call the factory and return its result. Errors in the user's code become BadFactory."""
     try:
         with torch.enable_grad():
@@ -335,9 +338,9 @@ def _fix_of_call(error: Exception) -> str:
 
 def model_of(
     dotted: str,
-    product: Any,
+    product: object,
     inputs: Inputs | Samples | None,
-    factory: Callable[..., Any],
+    factory: Callable[..., object],
     *,
     non_finite: bool = False,
 ) -> ModelWithInputs:
@@ -364,8 +367,9 @@ def model_of(
         result.model.eval()
         note = "the factory returns the model in training mode; it was compiled in eval mode: call .eval()"
         notes = [("training-mode", note)]
-    own_inputs = isinstance(product, tuple) and not isinstance(inputs, Samples)
-    place = _end_of(product[1] if own_inputs and callable(product[1]) else factory) if own_inputs else ""
+    place = ""
+    if isinstance(product, tuple) and not isinstance(inputs, Samples):
+        place = _end_of(product[1] if callable(product[1]) else factory)
     return replace(result, notes=(*result.notes, *notes), place=place)
 
 
@@ -375,7 +379,7 @@ def _refuse_quantized(dotted: str, model: nn.Module) -> None:
             raise quantized_by_torch(dotted, name, type(module).__name__)
 
 
-def _end_of(function: Callable[..., Any]) -> str:
+def _end_of(function: Callable[..., object]) -> str:
     """Return FILE:LINE where a function of the user's ends; empty for other callables."""
     code = getattr(function, "__code__", None)
     if code is None:
@@ -421,18 +425,19 @@ def attribute_of(dotted: str, search_path: Path) -> Any:
     return getattr(module, name, None)
 
 
-def find(dotted: str, search_path: Path) -> Callable[..., Any]:
+def find(dotted: str, search_path: Path) -> Callable[..., object]:
     """Return the function `module:name`; refuse anything that cannot be called."""
-    function: Callable[..., Any] | None = attribute_of(dotted, search_path)
+    function: Callable[..., object] | None = attribute_of(dotted, search_path)
     if not callable(function):
         module, _, name = dotted.partition(":")
         actual = "nothing of that name" if function is None else f"a {type(function).__name__}"
         message = f"expected a function {name} in {module}, found {actual}"
-        raise BadFactory(message, f"name a function of {module}")
+        fix = functions_like(module, name) or f"write `def {name}(…)` in {module}"
+        raise BadFactory(message, fix)
     return function
 
 
-def _pair_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
+def _pair_own_inputs(dotted: str, product: object) -> ModelWithInputs:
     if not isinstance(product, tuple) or len(product) != 2 or not isinstance(product[0], nn.Module):
         raise not_the_model(dotted, product)
     model, inputs = product
@@ -442,7 +447,7 @@ def _pair_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
     return fixed_inputs(model, inputs)
 
 
-def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
+def fixed_inputs(model: nn.Module, inputs: object) -> ModelWithInputs:
     """Return a model with one sample; where more are needed, they are drawn to resemble it."""
     if isinstance(inputs, Mapping):
         raise inputs_by_name(inputs, model)
@@ -473,7 +478,7 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return values.to(tensor.dtype)
 
 
-def _pair_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWithInputs:
+def _pair_inputs(dotted: str, product: object, inputs: Inputs | Samples) -> ModelWithInputs:
     own = None
     if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
         own = _pair_own_inputs(dotted, product)
@@ -493,13 +498,13 @@ def _refuse_compiled(dotted: str, model: nn.Module) -> None:
             raise compiled_by_torch(dotted, name)
 
 
-def _refuse_script(dotted: str, model: Any) -> None:
+def _refuse_script(dotted: str, model: object) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         message = f"{dotted} returns a ScriptModule, which torch.export does not support"
         raise BadFactory(message, "return the nn.Module itself, without torch.jit.script and torch.jit.trace")
 
 
-def _tensors(sample: Any) -> tuple[Tensor, ...]:
+def _tensors(sample: object) -> tuple[Tensor, ...]:
     """Copy a sample's tensors, so that a model that changes its inputs does not change other samples."""
     if not isinstance(sample, tuple | list) or not sample or not all(isinstance(x, Tensor) for x in sample):
         raise not_tensors(sample)
@@ -646,7 +651,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one, other, rtol=0, atol=largest * 1e-3, equal_nan=True))
 
 
-def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[Tensor]:
+def run_copied(module: Callable[..., object], sample: tuple[Tensor, ...]) -> list[Tensor]:
     """Run a module on copies of its inputs, and return copies of its outputs."""
     with torch.no_grad():
         outputs = torch.utils._pytree.tree_leaves(module(*copy_sample(sample)))

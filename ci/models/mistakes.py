@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ NAMED = (
     inspect.Parameter.KEYWORD_ONLY,
 )
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 RETURN = "`return model, (x,)`"
 AS_PT2 = (
     "export it with these inputs, which takes them apart:"
@@ -33,13 +34,13 @@ ON_CPU = "`return model.cpu(), tuple(x.cpu() for x in inputs)`"
 SCALARS = (bool, int, float, str, type(None))
 
 
-def parameters_of(forward: Callable[..., Any]) -> tuple[str, ...]:
+def parameters_of(forward: Callable[..., object]) -> tuple[str, ...]:
     """Return the names of the inputs that a model's forward takes by position."""
     parameters = inspect.signature(forward).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind in POSITIONAL)
 
 
-def _inputs_of(forward: Callable[..., Any], *, first: int = 0) -> tuple[str, ...]:
+def _inputs_of(forward: Callable[..., object], *, first: int = 0) -> tuple[str, ...]:
     """Return the inputs that forward requires; its first one if it requires none."""
     parameters = [*inspect.signature(forward).parameters.values()][first:]
     places = [parameter for parameter in parameters if parameter.kind in NAMED]
@@ -47,7 +48,7 @@ def _inputs_of(forward: Callable[..., Any], *, first: int = 0) -> tuple[str, ...
     return tuple(names or [parameter.name for parameter in places[:1]] or ["x"])
 
 
-def require_enough(forward: Callable[..., Any], sample: Sequence[Tensor], file: Path) -> None:
+def require_enough(forward: Callable[..., object], sample: Sequence[Tensor], file: Path) -> None:
     """Refuse a sample without an input that the model needs."""
     if len(sample) < len(names := _inputs_of(forward)):
         raise other_count(str(file), len(sample), names)
@@ -142,7 +143,7 @@ def _tensors_like(names: Sequence[str]) -> str:
     return f"with a tensor for each, as by `{names[0]} = torch.rand(1, 3, 224, 224)`"
 
 
-def missing_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
+def missing_inputs(dotted: str, factory: object, model: nn.Module) -> BadFactory:
     """Return the error for a factory that returns only the model."""
     names = _inputs_of(model.forward)
     line = f"`return model, {_tuple(names)}` {_tensors_like(names)}"
@@ -156,21 +157,32 @@ def missing_inputs(dotted: str, factory: Any, model: nn.Module) -> BadFactory:
     )
 
 
-def not_a_function(dotted: str, value: Any) -> BadFactory:
+def not_a_function(dotted: str, value: object) -> BadFactory:
     """Return the error for a factory's name that stands for no function."""
-    _, _, name = dotted.partition(":")
+    module, _, name = dotted.partition(":")
     product, hint = "model, (x,)", " with a model and its inputs"
     if isinstance(value, nn.Module):
         names = _inputs_of(value.forward)
         product, hint = f"{name}, {_tuple(names)}", f" {_tensors_like(names)}"
     kind = "nothing of that name" if value is None else f"a {type(value).__name__}"
-    return BadFactory(
-        f"{dotted}: expected a function that returns the model, found {kind}",
-        f"`def make_{name}(): return {product}`{hint}; and name make_{name}",
-    )
+    fix = f"`def make_{name}(): return {product}`{hint}; and name make_{name}"
+    fix = (functions_like(module, name) if value is None else "") or fix
+    return BadFactory(f"{dotted}: expected a function that returns the model, found {kind}", fix)
 
 
-def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -> None:
+def functions_like(module: str, name: str) -> str:
+    """Say which function of an imported module may be meant; empty if it defines none itself."""
+    functions = [
+        function
+        for function, value in vars(sys.modules[module]).items()
+        if inspect.isfunction(value) and value.__module__ == module and not function.startswith("_")
+    ]
+    if near := get_close_matches(name, functions, n=1):
+        return f"did you mean {module}:{near[0]}?"
+    return f"use one of: {', '.join(f'{module}:{function}' for function in functions)}" if functions else ""
+
+
+def require_called(dotted: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> None:
     """Refuse a factory that cannot be called with these arguments."""
     try:
         signature = inspect.signature(factory)
@@ -180,6 +192,9 @@ def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -
     try:
         signature.bind(**arguments)
     except TypeError as error:
+        unknown = next((name for name in arguments if name not in signature.parameters), "")
+        if near := get_close_matches(unknown, signature.parameters, n=1):
+            raise BadFactory(f"{dotted}: {error}", f"did you mean {near[0]}?") from None
         names = [
             name
             for name, parameter in signature.parameters.items()
@@ -188,22 +203,52 @@ def require_called(dotted: str, factory: Any, arguments: Mapping[str, object]) -
         name = dotted.rpartition(":")[2]
         call = f"{name}({', '.join(f'{argument}=…' for argument in names)})"
         product = call
-        is_model = inspect.isclass(factory) and issubclass(factory, nn.Module)
-        if is_model:
-            product = f"{call}, {_tuple(_inputs_of(factory.forward, first=1))}"
+        forward = getattr(factory, "forward", None)
+        if forward and isinstance(factory, type) and issubclass(factory, nn.Module):
+            product = f"{call}, {_tuple(_inputs_of(forward, first=1))}"
+        others = ", ".join(f"{dotted.rpartition(':')[0]}:{other}" for other in _callable_alone(factory))
         table = f"{{ {', '.join(f'{argument} = …' for argument in names)} }}"
+        alone = f"name one that takes nothing: {others}; or " if others else ""
+        wrapped = f"`def make_{name}(): return {product}`, and name make_{name}"
         raise BadFactory(
             f"{dotted} takes {', '.join(signature.parameters) or 'no arguments'}: {error}",
-            f"`def make_{name}(): return {product}`, and name make_{name}; in a suite `arguments = {table}`",
+            f"{alone}{wrapped}; in a suite `arguments = {table}`",
         ) from None
 
 
-def not_the_model(dotted: str, product: Any) -> BadFactory:
+def _callable_alone(factory: object) -> list[str]:
+    """Return the functions of a factory's module that can be called without arguments."""
+    module = sys.modules.get(getattr(factory, "__module__", ""))
+    functions = inspect.getmembers(module, inspect.isfunction)
+    return [
+        name
+        for name, function in functions
+        if function.__module__ == factory.__module__ and not _required(function)
+    ]
+
+
+def _required(function: Callable[..., object]) -> list[str]:
+    """Return the names of the parameters that a call must give."""
+    return [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in VARIADIC
+    ]
+
+
+def not_the_model(dotted: str, product: object) -> BadFactory:
     """Return the error for a factory that returns no pair of a model and its inputs."""
     kind = f"a {type(product).__name__}"
     if isinstance(product, tuple):
         kind = f"({', '.join(type(part).__name__ for part in product)})"
     message = f"{dotted}: expected a pair of an nn.Module and its inputs, found {kind}"
+    if inspect.iscoroutine(product):
+        product.close()
+        return BadFactory(message, "write `def` in place of `async def`")
+    if inspect.isgenerator(product):
+        return BadFactory(message, "write `return` in place of `yield`")
+    if isinstance(product, Mapping) and all(isinstance(value, Tensor) for value in product.values()):
+        return BadFactory(f"{message} of tensors, as state_dict() gives", f"{RETURN}, with the module itself")
     model = product[0] if isinstance(product, tuple) and product else product
     if inspect.isclass(model) and issubclass(model, nn.Module):
         name, forward = model.__name__, getattr(model, "forward")  # noqa: B009
@@ -221,10 +266,12 @@ def require_on_cpu(dotted: str, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu":
             message = f"{dotted}: {name} is on {tensor.device}, but a model is compiled on the CPU"
-            raise BadFactory(message, ON_CPU)
+            size = ", ".join(map(str, tensor.shape))
+            values = f"it has no values there: make it on the CPU, as torch.rand({size})"
+            raise BadFactory(message, values if tensor.is_meta else ON_CPU)
 
 
-def inputs_by_name(inputs: Mapping[str, Any], model: nn.Module) -> BadFactory:
+def inputs_by_name(inputs: Mapping[str, object], model: nn.Module) -> BadFactory:
     """Return the error for inputs by name, which a program does not have."""
     names = parameters_of(model.forward)[: len(inputs)]
     message = "expected a tuple of tensors as inputs, found a dict: a program has no names"
@@ -234,23 +281,25 @@ def inputs_by_name(inputs: Mapping[str, Any], model: nn.Module) -> BadFactory:
     return BadFactory(message, f"give them in the order of forward: `return model, ({values},)`")
 
 
-def not_tensors(inputs: Any) -> BadFactory:
+def not_tensors(inputs: object) -> BadFactory:
     """Return the error for a model's inputs that are not all tensors."""
     words = "expected a tuple of tensors as inputs"
     if not isinstance(inputs, tuple | list) or not inputs:
         return BadFactory(f"{words}, found {_kind(inputs)}", _fix_of_array(inputs) or RETURN)
     number = next(number for number, value in enumerate(inputs) if not isinstance(value, Tensor))
     message = f"input {number}: expected a tensor, found {_kind(inputs[number])}"
+    if all(isinstance(value, int | float) for value in inputs):
+        return BadFactory(message, f"make a tensor of the numbers: `return model, (torch.tensor({inputs}),)`")
     return BadFactory(message, _fix_of_array(inputs[number]) or AS_PT2)
 
 
-def _fix_of_array(value: Any) -> str:
+def _fix_of_array(value: object) -> str:
     """Return the line that makes a tensor of an array; empty if the value is no array."""
     is_array = hasattr(value, "__array__") and not isinstance(value, Tensor)
     return "`return model, (torch.from_numpy(array),)`" if is_array else ""
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {value.dtype}{list(value.shape)}"
     if isinstance(value, SCALARS):

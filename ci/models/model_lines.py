@@ -7,10 +7,13 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from provisioning.base.findings import Place
 from provisioning.base.settings import ROOT
+
+if TYPE_CHECKING:
+    from torch.fx import Node
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s*(?!File ")([^\n]+))?')
 INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
@@ -77,12 +80,12 @@ FIXES_INSIDE = {ATTENTION: ONE_SAMPLE, "torch.nn.modules.rnn.GRUCell": GRU_CELL}
 """It maps a module of torch in which a compiler fails to the fix."""
 
 
-def is_inside(node: Any, kind: str) -> bool:
+def is_inside(node: Node, kind: str) -> bool:
     stack = (node.meta.get("nn_module_stack") or {}).values()
     return any(kind in str(of_module) for _, of_module in stack)
 
 
-def fix_inside(node: Any) -> str:
+def fix_inside(node: Node) -> str:
     """Return what to write in place of torch's module around a node at which a compiler fails; empty if that
     is not known."""
     # What quantization inserts has no module of its own.
@@ -109,14 +112,14 @@ def relative_path(path: str) -> str:
     return path
 
 
-def source_of(node: Any) -> tuple[str, str]:
+def source_of(node: Node) -> tuple[str, str]:
     """Return `file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
     if not (frame := user_frame(node.meta.get("stack_trace") or "")):
         return "", ""
     return f"{relative_path(frame.path)}:{frame.line}", frame.code
 
 
-def place_in_words(node: Any) -> str:
+def place_in_words(node: Node) -> str:
     """Return ``file:line `code` `` of the node; empty if it has none."""
     source, code = source_of(node)
     return f"{source} `{code}`" if code else source

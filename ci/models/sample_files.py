@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from ci.models.user_model import SAMPLE_FILES, BadFactory
@@ -24,6 +25,9 @@ def sample_files(folder: Path) -> list[Path]:
 def _no_samples(folder: Path) -> BadFactory:
     words = f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}"
     if not folder.is_dir():
+        near = get_close_matches(folder.name, [path.name for path in folder.parent.glob("*/")], n=1)
+        if near:
+            return BadFactory(f"{words}, found no such folder", f"did you mean {near[0]}?")
         create = Fix("{}, and write a file for each sample into it", quote_command("mkdir", folder))
         return BadFactory(f"{words}, found no such folder", create)
     names = sorted(path.name for path in folder.iterdir())

@@ -22,6 +22,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 from torch._subclasses import fake_impls
 
@@ -130,7 +131,7 @@ class Libraries:
     contents: list[object] = field(default_factory=list)
     modules: Mapping[str, types.ModuleType] = field(default_factory=dict)
     registered: frozenset[str] = frozenset()
-    kernels: dict[OpOverload, dict[object, object]] = field(default_factory=dict)
+    kernels: dict[OpOverload, dict[DispatchKey, Callable[..., object]]] = field(default_factory=dict)
 
     @classmethod
     def imported(cls) -> Libraries:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import importlib.util
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-_libraries: list[Any] = []
+if TYPE_CHECKING:
+    import torch
+
+_libraries: list[torch.library.Library] = []
 """What is defined lasts as long as its library."""
 
 

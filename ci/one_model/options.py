@@ -6,8 +6,10 @@ ignores."""
 from __future__ import annotations
 
 import argparse
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -56,6 +58,14 @@ class Floor:
     def __str__(self) -> str:
         number = repr(self.value).removesuffix(".0")
         return f"{number}dB" if self.decibels else number
+
+
+def decibels(text: str) -> float:
+    """The type of an SQNR that something is held to."""
+    with suppress(ValueError):
+        if 0 < (value := float(text.removesuffix("dB"))) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number above 0, such as 30, found {text!r}")
 
 
 def floor(text: str) -> Floor:
@@ -187,6 +197,16 @@ class ModelOptions(WorkFlags):
         unprinted="if the program that we advise is wrong, too, its cause is worth knowing",
         decides_nothing=SHOWS,
     )
+    report_upstream: Path | None = option(
+        None,
+        "--report-upstream",
+        "if a step of ExecuTorch is the cause, write a script of the smallest part that shows it",
+        metavar="FILE.py",
+        parse=Path,
+        verbs=(COMPILE,),
+        unprinted=OF_PLACE,
+        decides_nothing=SHOWS,
+    )
     suite: Path | None = option(
         None,
         "--suite",
@@ -219,7 +239,7 @@ class ModelOptions(WorkFlags):
         "--least",
         "the SQNR below which it counts as different [the suite's threshold, else 30]",
         metavar="DB",
-        parse=float,
+        parse=decibels,
         verbs=(DIVERGENCE,),
     )
     write: Path | None = option(
@@ -323,6 +343,14 @@ class ModelOptions(WorkFlags):
 
     def rewritten(self: SomeOptions) -> SomeOptions:
         """The options for a rewritten model, whose nodes have other names and whose sizes are fixed."""
+        return self
+
+    def folding_constants(self) -> ModelOptions | None:
+        """Return the options that fold constants; None if the lane cannot, or these do already."""
+        return None
+
+    def keeping_on_cpu(self, nodes: Sequence[str]) -> ModelOptions:
+        """Return the options with which these nodes run on the CPU."""
         return self
 
     def remedies(self) -> Iterator[ModelOptions]:

@@ -25,7 +25,7 @@ from ci.suite.limits import missed_thresholds
 from ci.suite.suite_file import Thresholds
 from provisioning.base.commands import quote_command
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import disk_errors, replace_text
+from provisioning.base.files import ANOTHER_STORE, disk_errors, replace_text
 from provisioning.base.parser import Parser
 
 ELSEWHERE = "name another folder with -o"
@@ -67,7 +67,7 @@ def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
 def _mutex(folder: Path, store: Path) -> Iterator[None]:
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
     path = store / "locks" / f"output-{name}"
-    with disk_errors("choose another --store", where=store):
+    with disk_errors(ANOTHER_STORE, where=store):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(path, timeout=0):

@@ -49,6 +49,15 @@ class NoGraph(ToolkitError):
     """Raised if the model has no graph in which a fix could be tried."""
 
 
+class CompilerDied(ToolkitError):
+    """Raised if the compiler dies of the model."""
+
+    crashed = False
+    """Whether a signal ended its process."""
+    step: Mapping[str, object] | None = None
+    """It is the step that raised an exception, as JSON has it, if that is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of compiling and running a program."""
@@ -69,6 +78,8 @@ class Outcome:
     """The findings about its figures that no suite would accept."""
     of_chip: bool | None = None
     """The result of `is_of_chip` for its figures."""
+    crashed: bool = False
+    """Whether a signal ended the compiler's process."""
 
     @classmethod
     def from_error(cls, error: ToolkitError) -> Outcome:

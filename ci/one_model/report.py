@@ -89,6 +89,7 @@ def _write(report: ModelReport, output: str) -> None:
 
 def _merge_report(report: ModelReport, output: str, reports: Path) -> None:
     stage, name = report.stage, report.name
+    # Before the merge: this verdict is of this model alone.
     now = stage.finish()
     row: dict[str, Metric] = {
         "verdict": now.outcome.value,
@@ -110,5 +111,5 @@ def _merge_report(report: ModelReport, output: str, reports: Path) -> None:
             if artifact.path not in paths and Path(artifact.path).is_file()
         ]
     stage.metrics[MODELS] = models
-    # Not by `write`: an answer (--json) has this command's own findings alone.
+    # Not by `StageRun.write`: an answer (--json) has this command's own findings alone.
     replace_text(reports / f"{stage.stage}.json", stage.finish().to_json())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executorch.backends.qualcomm import qnn_preprocess
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ci.models.model_lines import fix_inside, is_inside
@@ -65,12 +66,14 @@ class Search:
             if match := VISITING.match(record.getMessage()):
                 self.visit_name = match[1]
 
-        def preprocess(programs: Any, compile_specs: Any) -> Any:
+        def preprocess(
+            programs: Mapping[str, list[ExportedProgram]], compile_specs: Mapping[str, list[object]]
+        ) -> object:
             partitions = [zip(programs[method], compile_specs[method], strict=True) for method in programs]
             self.later = list(itertools.chain(*partitions))
             return multimethod(programs, compile_specs)
 
-        def build_and_remember(edge_program: Any, *rest: Any, **options: Any) -> Any:
+        def build_and_remember(edge_program: ExportedProgram, *rest: object, **options: object) -> object:
             specs = [spec for program, spec in self.later if program is edge_program]
             if not specs:
                 # It is a part that the search compiles.
@@ -197,7 +200,7 @@ class Workaround:
     culprits: tuple[Culprit, ...]
     cpu_nodes: list[str]
     """They are named as in a suite."""
-    lowering: Any
+    lowering: object
     """It is None if nothing proves that the rest lowers."""
     attempt: str = ""
     """If there is no lowering, it says what was tried."""
@@ -208,7 +211,7 @@ class Workaround:
 
 
 def workaround_of(
-    search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any], *, brief: bool
+    search: Search, error: BaseException, lower: Callable[[frozenset[str]], object], *, brief: bool
 ) -> Workaround | None:
     """Find what must stay on the CPU so that the rest lowers; None if not found.
 
@@ -246,7 +249,7 @@ def naming() -> Iterator[None]:
     with watch.installed(), search.installed():
         lower = backend.preprocess_multimethod
 
-        def preprocess(*programs: Any) -> Any:
+        def preprocess(*programs: object) -> object:
             try:
                 return lower(*programs)
             except Exception as error:

@@ -30,7 +30,7 @@ LARGE_EPSILON = 1e-4
 """From this epsilon on, a norm whose variance is not known counts as losing it."""
 
 
-def _argument(node: Traits, name: str, default: Any = None) -> Any:
+def _argument(node: Traits, name: str, default: object = None) -> Any:
     value = node.arguments.get(name)
     return default if value is None else value
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter, getitem
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 
 from ci.models.model_lines import source_of
 from ci.operators import Argument, TensorEnds, Traits
 from ci.operators.partition import is_quantizer, module_of, operator_name
 
-Constants = Callable[[Any], Any]
+Constants = Callable[[Node], Tensor | None]
 """It returns the tensor that a node stands for, if it is one of the model's own."""
 
 CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
 
 
-def delegated_nodes(program: Any, source: Any) -> dict[str, Traits]:
+def delegated_nodes(program: ExportedProgram, source: object) -> dict[str, Traits]:
     """Return the traits of every node in a delegate, by QNN's name of the node. A cast counts as added by
     lowering if `source` is a graph without casts."""
     nodes = {}
@@ -37,10 +39,10 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, Traits]:
     return nodes
 
 
-def constants_of(program: Any) -> Constants:
+def constants_of(program: ExportedProgram | GraphModule) -> Constants:
     """Return a function that finds the constants of an exported program, or of the module that it becomes."""
     if not isinstance(program, torch.export.ExportedProgram):
-        return lambda node: attrgetter(node.target)(program) if node.op == "get_attr" else None
+        return lambda node: attrgetter(str(node.target))(program) if node.op == "get_attr" else None
     signature = program.graph_signature
     names = {
         **signature.inputs_to_parameters,
@@ -51,7 +53,7 @@ def constants_of(program: Any) -> Constants:
     return lambda node: tensors.get(names.get(node.name, ""))
 
 
-def traits_of(node: Any, constants: Constants = lambda node: None) -> Traits:
+def traits_of(node: Node, constants: Constants = lambda node: None) -> Traits:
     first = next(iter(node.all_input_nodes), None)
     maker = _maker_of(first)
     shapes: list[tuple[int, ...]] = []
@@ -76,29 +78,29 @@ def traits_of(node: Any, constants: Constants = lambda node: None) -> Traits:
     )
 
 
-def _shape_of(node: Any) -> tuple[int, ...] | None:
+def _shape_of(node: object) -> tuple[int, ...] | None:
     """Return a node's shape; if it gives values and indices, that of the values. A quantizer may lack its own
     shape, and then has its operand's."""
-    while node is not None and "val" not in node.meta and is_quantizer(node):
+    while isinstance(node, Node) and "val" not in node.meta and is_quantizer(node):
         node = node.args[0]
-    value = None if node is None else node.meta.get("val")
+    value = node.meta.get("val") if isinstance(node, Node) else None
     value = value[0] if isinstance(value, list | tuple) and value else value
     return tuple(int(size) for size in value.shape) if isinstance(value, Tensor) else None
 
 
-def _is_between(node: Any) -> bool:
+def _is_between(node: Node) -> bool:
     """Whether a node only passes on what another node computes."""
     return is_quantizer(node) or node.target is getitem
 
 
-def _maker_of(node: Any) -> Any:
-    while node is not None and node.op == "call_function" and _is_between(node):
+def _maker_of(node: object) -> Node | None:
+    while isinstance(node, Node) and node.op == "call_function" and _is_between(node):
         node = node.args[0]
-    return node if node is not None and node.op == "call_function" else None
+    return node if isinstance(node, Node) and node.op == "call_function" else None
 
 
-def _readers_of(node: Any) -> list[Any]:
-    readers, todo = list[Any](), [*node.users]
+def _readers_of(node: Node) -> list[Node]:
+    readers, todo = list[Node](), [*node.users]
     while todo:
         user = todo.pop()
         if user.op != "call_function":
@@ -110,17 +112,17 @@ def _readers_of(node: Any) -> list[Any]:
     return readers
 
 
-def _range_of(operand: Any) -> tuple[float, float] | None:
+def _range_of(operand: Node | None) -> tuple[float, float] | None:
     """Return the range that an operand's dequantizer can give, if it has one scale for the whole tensor."""
     if operand is None or not is_quantizer(operand) or "dequantize_per_tensor" not in operator_name(operand):
         return None
-    scale, zero, least, most = operand.args[1:5]
+    scale, zero, least, most = cast(tuple[Any, ...], operand.args[1:5])
     if not isinstance(scale, float):
         return None
     return (least - zero) * scale, (most - zero) * scale
 
 
-def _arguments_of(node: Any, constants: Constants) -> dict[str, Argument | tuple[Argument, ...]]:
+def _arguments_of(node: Node, constants: Constants) -> dict[str, Argument | tuple[Argument, ...]]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return {}
@@ -135,7 +137,7 @@ def _arguments_of(node: Any, constants: Constants) -> dict[str, Argument | tuple
     return plain
 
 
-def _plain(value: Any, constants: Constants) -> Argument:
+def _plain(value: object, constants: Constants) -> Argument:
     if isinstance(value, torch.fx.Node):
         return _ends_of(value, constants)
     if isinstance(value, torch.dtype):
@@ -143,7 +145,7 @@ def _plain(value: Any, constants: Constants) -> Argument:
     return value if isinstance(value, bool | int | float | str) else None
 
 
-def _ends_of(node: Any, constants: Constants) -> TensorEnds:
+def _ends_of(node: Node, constants: Constants) -> TensorEnds:
     tensor = _constant(node, constants)
     if not isinstance(tensor, Tensor) or not tensor.numel() or tensor.is_complex():
         return TensorEnds()
@@ -151,21 +153,26 @@ def _ends_of(node: Any, constants: Constants) -> TensorEnds:
     return TensorEnds(tuple(tensor.shape), float(values.min()), float(values.max()))
 
 
-def _constant(node: Any, constants: Constants) -> Any:
+def _constant(node: Node, constants: Constants) -> Any:
     """Return a node's constant tensor, also if a quantizer reads it or if it is one number everywhere."""
     if node.op == "call_function" and "full" in operator_name(node) and isinstance(node.args[1], int | float):
         return torch.tensor(float(node.args[1])).expand(_shape_of(node) or [])
     if node.op == "call_function" and is_quantizer(node):
-        tensor = _constant(node.args[0], constants)
+        quantized = node.args[0]
+        tensor = _constant(quantized, constants) if isinstance(quantized, Node) else None
         arguments = [
             _constant(argument, constants) if isinstance(argument, torch.fx.Node) else argument
             for argument in node.args[1:]
         ]
-        return None if tensor is None else node.target(tensor, *arguments, **node.kwargs)
+        return (
+            None
+            if tensor is None or not callable(node.target)
+            else node.target(tensor, *arguments, **node.kwargs)
+        )
     return constants(node)
 
 
-def _lowered_name(node: Any) -> str:
+def _lowered_name(node: Node) -> str:
     """Return the operator's name after lowering: a batch norm that uses its input's statistics becomes
     another operator than one that uses running statistics."""
     name = operator_name(node)
@@ -173,14 +180,14 @@ def _lowered_name(node: Any) -> str:
     return "_native_batch_norm_legit.no_stats" if by_input else name
 
 
-def _is_number(operand: Any, constants: Constants) -> bool:
+def _is_number(operand: object, constants: Constants) -> bool:
     value = operand
     if isinstance(operand, torch.fx.Node):
         value = operand.meta.get("val", _constant(operand, constants))
     return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
-def _kind_of(node: Any) -> str:
+def _kind_of(node: Node) -> str:
     """Return the name of a node's type; empty if it is no tensor."""
     if is_quantizer(node) and "dequantize" in operator_name(node):
         # It need not tell its own.
@@ -193,10 +200,10 @@ def _kind_of(node: Any) -> str:
     return "int32" if kind == "int64" and node.op == "call_function" else kind
 
 
-def _is_of_another_call(node: Any) -> bool:
+def _is_of_another_call(node: Node) -> bool:
     """Whether the node's module was called before: torch numbers its calls from the second on."""
     return "@" in next(reversed([*(node.meta.get("nn_module_stack") or {"": ""})]))
 
 
-def _is_cast(node: Any) -> bool:
+def _is_cast(node: Node) -> bool:
     return node.op == "call_function" and not {*operator_name(node).split(".")}.isdisjoint(CASTS)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
+from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES, reword_error
 from ci.diagnose.logs import name_data_types
@@ -55,6 +56,8 @@ class PartitionerSpy:
     decisions: dict[str, Decision] = field(default_factory=dict)
     users: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """It maps each node that was looked at to those that read it."""
+    nodes: dict[str, Node] | None = None
+    """If it is not None, it maps the names of the nodes that were looked at to the nodes."""
     current: Node | None = None
     """It is the node that the partitioner is looking at, or at which it failed."""
 
@@ -66,10 +69,12 @@ class PartitionerSpy:
         handler = logging.Handler()
         handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
 
-        def watch(checker: Any, submodules: Any, node: Node) -> bool:
+        def watch(checker: object, submodules: object, node: Node) -> bool:
             messages.clear()
             begin = printed_so_far()
             self.users[node.name] = tuple(user.name for user in node.users)
+            if self.nodes is not None:
+                self.nodes[node.name] = node
             if node.name in self.on_cpu:
                 node.meta[QCOM_FALLBACK_NODE] = True
             self.current = node
@@ -161,8 +166,9 @@ def has_kernel(operator: str, kernels: Collection[str]) -> bool:
 
 def is_volume_convolution(node: Node) -> bool:
     """Whether a convolution has more than four dimensions, which ExecuTorch's CPU kernel does not accept."""
-    value = node.args[0].meta.get("val") if operator_name(node) == "aten.convolution.default" else None
-    return value is not None and value.dim() > 4
+    image = node.args[0] if operator_name(node) == "aten.convolution.default" else None
+    value = image.meta.get("val") if isinstance(image, Node) else None
+    return isinstance(value, Tensor) and value.dim() > 4
 
 
 def is_glue(node: Node) -> bool:
@@ -176,6 +182,11 @@ def is_quantizer(node: Node) -> bool:
 def operator_name(node: Node) -> str:
     name = getattr(node.target, "__name__", str(node.target))
     return str(name)
+
+
+def called_delegate(module: GraphModule, call: Node) -> Any:
+    """Return what a call of a delegate runs: the part of the model that was lowered."""
+    return getattr(module, str(call.all_input_nodes[0].target))
 
 
 def module_path(path: str) -> str:
@@ -198,7 +209,7 @@ def partition_of(program: ExportedProgram, backend: str = "htp") -> list[GraphPa
     delegates = itertools.count()
     for node in _operators_of(program.graph_module.graph):
         if operator_name(node) == DELEGATE:
-            graph = getattr(program.graph_module, node.args[0].target).original_module.graph
+            graph = called_delegate(program.graph_module, node).original_module.graph
             names = [operator_name(node) for node in _operators_of(graph) if not is_quantizer(node)]
             parts.append((f"{backend} {next(delegates)}", Counter(dict(Counter(names).most_common()))))
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from executorch.backends.qualcomm import qnn_preprocess
@@ -19,7 +18,7 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ci.operators.partition import PASS_THROUGH, is_quantizer, operator_name
 
@@ -27,7 +26,7 @@ from ci.operators.partition import PASS_THROUGH, is_quantizer, operator_name
 class Partition:
     """It keeps a partition as the partitioner produced it, before the backend's passes change it."""
 
-    def __init__(self, program: Any, specs: Sequence[Any]) -> None:
+    def __init__(self, program: ExportedProgram, specs: Sequence[object]) -> None:
         self.program = _copy_of(program)
         self.specs = list(specs)
         self.inputs = frozenset(program.graph_signature.user_inputs)
@@ -105,7 +104,7 @@ class Partition:
                 ]
         return members
 
-    def _program_of(self, members: Collection[Node]) -> Any:
+    def _program_of(self, members: Collection[Node]) -> ExportedProgram:
         """Make a program of these nodes: outside values become inputs, and values that are used outside
         become outputs."""
         ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
@@ -147,7 +146,7 @@ def _ends(node: Node, user: Node) -> bool:
     return is_quantizer(user) and not ("dequantize" in operator_name(user) and is_quantizer(node))
 
 
-def _copy_of(program: Any) -> Any:
+def _copy_of(program: ExportedProgram) -> ExportedProgram:
     graph, copies = torch.fx.Graph(), dict[Node, Node]()
     output = graph.graph_copy(program.graph, copies)
     for original, ours in copies.items():
@@ -156,7 +155,7 @@ def _copy_of(program: Any) -> Any:
     return _program(program, graph, copy.deepcopy(program.graph_signature))
 
 
-def _program(original: Any, graph: Any, signature: Any) -> Any:
+def _program(original: ExportedProgram, graph: Graph, signature: ExportGraphSignature) -> ExportedProgram:
     root = torch.nn.Module()
     for name, module in original.graph_module._modules.items():
         root.add_module(name, module)

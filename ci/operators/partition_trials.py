@@ -18,8 +18,8 @@ from ci.work import printed_so_far, text_since
 
 NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
 SEARCHED_SECONDS = 60
-"""These are CPU seconds, because a busy machine must change no finding. After a longer compile, operators are
-tried alone and nothing is lowered again."""
+"""A search for the operators at fault takes so long. These are CPU seconds, because a busy machine must
+change no finding."""
 
 
 class PartitionTrials:

@@ -223,6 +223,12 @@ def lines_of(operator: str, scheme: str) -> Iterator[str]:
             yield f"{name} at {scheme} on the emulator of {DEFAULT_SOC}: {cell}"
 
 
+def schemes_of(operator: str) -> list[str]:
+    """Return the schemes at which an operator was measured on the default chip, by either table's name."""
+    rows = (shipped_table().cells.get(name_in_table(operator), {}), shipped_onnx().cells.get(operator, {}))
+    return list(dict.fromkeys(scheme for row in rows for scheme in row.get(DEFAULT_SOC, {})))
+
+
 def name_in_table(operator: str) -> str:
     """Return the name of the operator's row; empty if it has none, or several."""
     return shipped_rows().get(key_of(operator), "")

@@ -328,7 +328,7 @@ class _StepRun(Generic[P]):
             self._cached.forget(state.key)
         return Result(failure=failure, variables=state.variables)
 
-    def _finish(self, state: _ProgramState[P], reply: dict[str, Any]) -> Result:
+    def _finish(self, state: _ProgramState[P], reply: dict[str, object]) -> Result:
         step, into = self._step, state.folder
         assert into is not None
         if reason := str(reply.get(NOT_CACHED) or ""):
@@ -349,7 +349,7 @@ class _StepRun(Generic[P]):
                 shutil.rmtree(into, ignore_errors=True)
         return self._keep(state, replace(result, folder=into if step.keeps_files else None), reply)
 
-    def _keep(self, state: _ProgramState[P], result: Result, reply: dict[str, Any]) -> Result:
+    def _keep(self, state: _ProgramState[P], result: Result, reply: dict[str, object]) -> Result:
         """Cache the result; the returned one has its files in the cache."""
         reason = state.not_cached
         if state.key:

@@ -22,7 +22,7 @@ def opened_log(log: Path) -> BinaryIO:
             raise EnvironmentLacking(trouble.message, fix=trouble.fix) from error
         raise UsageError(
             f"logs cannot be written to {log.parent}: {error.strerror or error}",
-            fix="choose another directory",
+            fix="name a folder that you may write, by --reports or QNN_CI_REPORTS",
         ) from error
 
 

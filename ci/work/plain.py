@@ -29,7 +29,7 @@ def to_json(record: DataclassInstance) -> dict[str, Any]:
     return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if type(value) in ATOMS:
         return value
     if is_dataclass(value) and not isinstance(value, type):

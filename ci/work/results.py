@@ -185,9 +185,9 @@ class CachedResults:
             return False
 
 
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Yield the values in dicts and lists, by dotted name."""
-    parts: Iterable[tuple[Any, Any]] = ()
+    parts: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, list):
@@ -200,7 +200,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _abbreviate(value: Any) -> str:
+def _abbreviate(value: object) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
@@ -351,7 +351,7 @@ def relocate_lines(facts: Facts, old_lines: Lines, new_lines: Lines) -> Facts | 
     names = "|".join(map(re.escape, sorted(changes, key=len, reverse=True)))
     pattern = re.compile(rf"(?<![\w/.])(?:{names})(?!\w)")
 
-    def replace_lines(value: Any) -> Any:
+    def replace_lines(value: object) -> object:
         if isinstance(value, str):
             alone = changes.get(f"`{value}`")
             return alone.strip("`") if alone else pattern.sub(lambda match: changes[match[0]], value)

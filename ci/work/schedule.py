@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ci.work import child
 from ci.work.jobs import (
@@ -229,7 +228,7 @@ class _Schedule:
         active = self._active.get(name)
         return active.entry.doing if active else "starting its process"
 
-    def run(self, progress: Any) -> None:
+    def run(self, progress: JobProgress[TaskOutcome]) -> None:
         try:
             while self.waiting or self._active:
                 self._start_all(progress)
@@ -244,7 +243,7 @@ class _Schedule:
                 entry.close()
                 entry.remove()
 
-    def _go_on(self, active: _Active, outcome: TaskOutcome, progress: Any) -> None:
+    def _go_on(self, active: _Active, outcome: TaskOutcome, progress: JobProgress[TaskOutcome]) -> None:
         if active.needed:
             if isinstance(outcome, dict):
                 self._held[active.needed] = active.entry
@@ -261,7 +260,7 @@ class _Schedule:
             return
         self._begin(active.job, active.cores, progress)
 
-    def _start_all(self, progress: Any) -> None:
+    def _start_all(self, progress: JobProgress[TaskOutcome]) -> None:
         while self._free_cores and (job := self._fitting()):
             self.waiting.remove(job)
             progress.begin(job)
@@ -276,7 +275,7 @@ class _Schedule:
         free = self._memory - sum(active.job.memory for active in self._active.values())
         return next((job for job in jobs if job.memory <= free), None)
 
-    def _begin(self, job: Job, cores: set[int], progress: Any) -> None:
+    def _begin(self, job: Job, cores: set[int], progress: JobProgress[TaskOutcome]) -> None:
         """Start a task, or what it needs first."""
         task, orders, needed, went_on = self._tasks[job.name], self._template.orders, "", False
         ready: ChildTask | TaskOutcome = task
@@ -317,7 +316,9 @@ class _Schedule:
             return None
         return common
 
-    def _end(self, job: Job, outcome: TaskOutcome, seconds: float, progress: Any) -> None:
+    def _end(
+        self, job: Job, outcome: TaskOutcome, seconds: float, progress: JobProgress[TaskOutcome]
+    ) -> None:
         self.outcomes[job.name] = outcome
         progress.end(job, outcome, seconds)
         names = (*(job.name for job in self.waiting), *self._active)

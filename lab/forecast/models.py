@@ -30,6 +30,9 @@ ANSWERS = (
 class OfPixels(torch.nn.Module):
     """A network of images that takes pixels of 0 to 1 and normalizes them itself."""
 
+    mean: torch.Tensor
+    deviation: torch.Tensor
+
     def __init__(self, net: torch.nn.Module) -> None:
         super().__init__()
         self.net = net
@@ -74,6 +77,7 @@ def export_to_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
     model = FittedModel.model_validate_json(row)
     library, _, name = model.make.partition(":")
     network = MAKERS[library](model, name)
+    net: torch.nn.Module
     if not model.tokens:
         net, inputs = OfPixels(network), {"image": torch.rand(1, 3, model.size, model.size)}
     else:

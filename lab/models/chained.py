@@ -37,14 +37,16 @@ class Chained(nn.Module):
         if not value.is_floating_point():
             return nn.Identity()
         layer = self._layer(value)
+        if isinstance(layer, nn.Identity):
+            return layer
         with torch.no_grad():
-            weight: Tensor = layer.weight
+            weight = layer.weight
             weight.copy_(torch.softmax(4 * torch.randn(weight.shape[:2]), 1).reshape(weight.shape))
-            if self.bias:
+            if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         return layer
 
-    def _layer(self, value: Tensor) -> nn.Module:
+    def _layer(self, value: Tensor) -> nn.Identity | nn.Conv2d | nn.Linear:
         if value.dim() == 0:
             return nn.Identity()
         if self.images and value.dim() == 4:

@@ -170,6 +170,9 @@ def repeated_attention() -> tuple[nn.Module, Inputs]:
 
 
 class Rotary(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         cos, sin = rotation(LENGTH, WIDTH)

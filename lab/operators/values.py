@@ -29,7 +29,7 @@ def test_values(test_runner: Any, case: ValueCase) -> None:
         model, count = alone(case.expression, case.is_module, case.settings.indices)
         inputs, *others = draws(case, count, DRAWS if case.name == PLAIN else 1)
         if others:
-            model.draws = [inputs, *others]
+            model.__dict__["draws"] = [inputs, *others]
         test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
 
 
@@ -40,7 +40,7 @@ def test_chains(test_runner: Any, case: ValueCase) -> None:
     drawn = draws(case, count)
     bias = test_runner._flow.name not in WITHOUT_BIAS
     model = Chained(operator, drawn[0], images=case.settings.shapes == "image", bias=bias).eval()
-    model.draws = drawn
+    model.__dict__["draws"] = drawn
     test_runner.lower_and_run_model(model, drawn[0], generate_random_test_inputs=False)
 
 

@@ -52,10 +52,87 @@ def test_an_operator_of_an_onnx_model_is_a_script_that_tells_its_fault_from_none
     assert ran_alone(script) == (0, "gone")
 
 
+POOL = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(c, 8, 3, padding=1) for c in (1, 8, 8))
+
+    def forward(self, x):
+        for conv in self.convs:
+            x = torch.relu(conv(x))
+        x = x.mean(1)
+        return functional.max_pool2d(x * 2, 5, 1, 2) + x
+
+
+def model():
+    torch.manual_seed(0)
+    return Net().eval(), (torch.randn(1, 1, 16, 16),)
+"""
+
+
+@pytest.mark.whole("compiles a model, its rewrite, and parts of it")
+def test_a_step_at_fault_is_reported_by_the_smallest_part_that_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(POOL)
+    words = ("net.py:model", "--precision", "8a8w", "--report-upstream", "fault.py", "-o", "out")
+    done = typed("compile", *words, "--reports", tmp_path / "reports", cwd=tmp_path)
+    text = (tmp_path / "fault.py").read_text()
+    assert done.returncode == 1 and "fault.py shows it alone: still there: ValueError" in done.stdout, (
+        done.stderr
+    )
+    assert "recompose_pad_maxpool2d.py" in text and "net.py:16" in text and "executorch 1." in text
+    assert "conv2d" not in text and len(text.splitlines()) < 60 and str(ROOT) not in text
+    assert ran_alone(tmp_path / "fault.py") == (1, "still there")
+
+
+LARGEST = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 20)
+
+    def forward(self, x):
+        value, index = self.layer(x).max(-1)
+        return value, index
+
+
+def model():
+    return Net().eval(), lambda generator: (torch.randn(1, 8, 16, generator=generator),)
+"""
+
+
+@pytest.mark.whole("compiles a model, its rewrite, and parts of it in processes that die")
+def test_a_signal_that_ends_the_compiler_is_explained_by_the_line_with_what_keeps_it_away(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "net.py").write_text(LARGEST)
+    words = ("net.py:model", "--precision", "fp16", "--report-upstream", "fault.py", "-o", "out")
+    done = typed("compile", *words, "--reports", tmp_path / "reports", cwd=tmp_path)
+    assert (
+        done.returncode == 1 and "fault.py shows it alone: still there: it ends with SIGSEGV" in done.stdout
+    )
+    assert "aten.max.dim at net.py:12" in done.stderr and "--only largest-with-its-index" in done.stderr
+    assert re.search(r"--keep-on-cpu aten_max_dim\S* .*: \d\d\.\d dB", done.stderr), done.stderr
+    assert ran_alone(tmp_path / "fault.py")[0] == -11
+
+
 @pytest.mark.parametrize("name", ["net.py", "fault.txt"])
-def test_a_file_of_the_users_own_is_never_overwritten_and_no_search_begins(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("divergence", "--write"), ("compile", "-o", "out", "--report-upstream")])
+def test_a_file_of_the_users_own_is_never_overwritten_and_no_search_begins(
+    words: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text("mine")
-    done = typed("divergence", "net.py:model", "--write", name, cwd=tmp_path)
+    verb, *flags = words
+    done = typed(verb, "net.py:model", *flags, name, cwd=tmp_path)
     assert done.returncode == 2 and name in done.stderr
     assert (tmp_path / name).read_text() == "mine"
 

@@ -155,6 +155,13 @@ def test_the_line_that_is_printed_for_a_sample_makes_one_that_is_taken(folder: P
     built(folder, OF_SAMPLES, function, samples)
 
 
+def test_a_folder_of_samples_that_is_nowhere_is_a_slip_of_its_name(folder: Path) -> None:
+    (folder / "samples").mkdir()
+    with pytest.raises(BadFactory) as refused:
+        samples_of(folder / "sample")
+    assert refused.value.fix == "did you mean samples?"
+
+
 @pytest.mark.parametrize("files", [[], ["photo.jpg"], ["notes.txt"]])
 def test_a_folder_without_samples_gets_the_line_that_writes_one(folder: Path, files: list[str]) -> None:
     samples = folder / "samples"
@@ -184,16 +191,42 @@ def test_arrays_by_name_go_where_forward_takes_them_also_of_a_model_alone(folder
 @pytest.mark.parametrize(
     ("code", "named"),
     [
-        ("def net(): return Net().to('meta'), (x,)", "linear.weight"),
-        ("def net(): return Net(), (x, x.to('meta'))", "input 1"),
-        ("def net(): return Net(), lambda generator: (x.to('meta'),)", "input 0"),
+        ("net = Net()\n    net.linear.weight = nn.Parameter(y)\n    return net, (x,)", "linear.weight"),
+        ("return Net(), (x, y)", "input 1"),
+        ("return Net(), lambda generator: (y,)", "input 0"),
     ],
 )
-def test_a_tensor_that_is_not_on_the_cpu_is_named(folder: Path, code: str, named: str) -> None:
-    """This torch has no GPU; its device without memory stands for one."""
-    with pytest.raises(BadFactory, match=rf"{re.escape(named)} is on meta") as refused:
+@pytest.mark.parametrize(
+    ("elsewhere", "device", "fix"),
+    [
+        ("with FakeTensorMode(): y = torch.empty(4, 4, device='cuda')", "cuda", ".cpu()"),
+        ("y = torch.empty(4, 4, device='meta')", "meta", "torch.rand(4, 4)"),
+    ],
+)
+def test_a_tensor_that_is_not_on_the_cpu_is_named(
+    folder: Path, code: str, named: str, elsewhere: str, device: str, fix: str
+) -> None:
+    """This torch has no GPU: a tensor without memory says that it is on one."""
+    imports = "from torch._subclasses.fake_tensor import FakeTensorMode"
+    with pytest.raises(BadFactory, match=rf"{re.escape(named)} is on {device}") as refused:
+        built(folder, f"{NETS}\n{imports}\n{elsewhere}\ndef net():\n    {code}\n", "net")
+    assert fix in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        ("async def net(): return Net(), (x,)", "async"),
+        ("def net(): yield Net(), (x,)", "yield"),
+        ("def net(): return Net().state_dict()", "module itself"),
+        ("def net(): return Net(), [1, 2]", "torch.tensor([1, 2])"),
+        ("def net(generator): return x\ndef whole(): return Net(), (x,)", ":whole"),
+    ],
+)
+def test_what_is_no_model_is_answered_with_what_to_write(folder: Path, code: str, fix: str) -> None:
+    with pytest.raises(BadFactory) as refused:
         built(folder, f"{NETS}\n{code}\n", "net")
-    assert ".cpu()" in line_of(refused.value)
+    assert fix in refused.value.fix
 
 
 RUN = """\

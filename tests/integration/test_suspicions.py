@@ -18,6 +18,13 @@ pytestmark = [
     pytest.mark.long("compiles a model for each fault"),
 ]
 
+
+@pytest.fixture(autouse=True)
+def _no_sdk_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the variable, the quantizer looks for one on the network."""
+    monkeypatch.setenv("QNN_SDK_ROOT", "")
+
+
 VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
 
 
@@ -42,7 +49,13 @@ def suspected(net: nn.Module, inputs: tuple[Tensor, ...], precision: str) -> set
     return {met.fault.id for met in faults_in(nodes, precision, "SM8650", VERSIONS)}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+WITH_WHOLE = ("batch-norm-16a8w", "batch-norm-largest-bias")
+"""Nightly: torchao takes most of a minute to convert such a model. How a norm with the fault is known is in
+tests/unit/test_known_faults.py, in each run."""
+NAMES = [pytest.param(name, marks=[pytest.mark.whole] if name in WITH_WHOLE else []) for name in FAULTS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_that_meets_a_fault_is_suspected_of_it_and_of_no_other(name: str) -> None:
     assert suspected(*made(name), FAULTS[name].precision) == {name}
 

@@ -24,6 +24,10 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
+def _indices(*shape: int) -> Tensor:
+    return torch.randint(0, 5, shape, generator=torch.Generator().manual_seed(1))
+
+
 def _of(*shape: int, parts: tuple[nn.Module, ...] = ()) -> Callable[..., Any]:
     return lambda compute: (Net(compute, *parts), (_random(*shape),))
 
@@ -37,7 +41,7 @@ def _norm(channels: int = 4, **more: Any) -> nn.BatchNorm2d:
     return norm
 
 
-def _lstm(kind: type[nn.RNNBase], **more: Any) -> nn.RNNBase:
+def _lstm(kind: type[nn.LSTM | nn.GRU], **more: Any) -> nn.RNNBase:
     return kind(3, 5, batch_first=True, **more)
 
 
@@ -252,6 +256,26 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
             lambda x: x.gather(1, x.sum(-1).topk(2, dim=1).indices.unsqueeze(-1).expand(-1, -1, 3))
         )
     ],
+    "gather-by-comparison": [
+        lambda: (Net(lambda x, i: torch.take_along_dim(x, i, dim=1)), (_random(2, 5, 3), _indices(2, 4, 3))),
+        lambda: (Net(lambda x, i: x.gather(-1, i)), (_random(2, 5), _indices(2, 4))),
+    ],
+    "scatter-by-comparison": [
+        lambda: (Net(lambda x, i: (x + 1).scatter_add(1, i, x * 2)), (_random(2, 5), _indices(2, 5))),
+        lambda: (
+            Net(lambda x, i: torch.zeros(2, 7, 3).scatter_add(1, i, x)),
+            (_random(2, 4, 3), _indices(2, 4, 3)),
+        ),
+    ],
+    "mask-for-a-slice": [
+        lambda: _of(2, 5, 3)(lambda x: _written(x * 2, (slice(None), slice(2, 4)), 0) + 1),
+        lambda: _of(2, 5, 3)(lambda x: _written(x * 2, (slice(None), 1), 0.5, (0, slice(3, 5)), -1.0) + 1),
+    ],
+    "pool-by-matrices": [lambda: _of(1, 4, 8, 7)(lambda x: functional.adaptive_avg_pool2d(x, (3, 7)))],
+    "bilinear-as-linear": [
+        lambda: _of(2, 5, parts=(nn.Bilinear(5, 5, 3),))(lambda layer, x: layer(x, x.relu())),
+        lambda: _of(2, 4, 5, parts=(nn.Bilinear(5, 5, 3, bias=False),))(lambda layer, x: layer(x, x * x)),
+    ],
     "fewer-dimensions": [
         lambda: _of(1, 8, 8, 3)(
             lambda x: x.view(1, 2, 4, 2, 4, 3).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 3)
@@ -264,6 +288,13 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
 def _assigned(x: Tensor) -> Tensor:
     x = x.clone()
     x[x < 0.3] = 0.25
+    return x
+
+
+def _written(x: Tensor, *places_and_values: Any) -> Tensor:
+    """Write the values into the places of a tensor."""
+    for place, value in zip(places_and_values[::2], places_and_values[1::2], strict=True):
+        x[place] = value
     return x
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +16,18 @@ from ci.explain.divergence import DivergenceResult
 from ci.explain.explanation import explain_outcome, explain_products
 from ci.explain.graph import FLOAT_MODEL
 from ci.explain.losses import GroupScore, Scores
+from ci.explain.operator_script import OperatorScript
+from ci.explain.replay import BrokenStep, ReplayRequest, ReplayResult
 from ci.explain.rewriting import Rewritten
 from ci.explain.trials import MOST, Proofs, helps, try_fixes
+from ci.explain.upstream_report import ReportRequest
+from ci.lanes.executorch.model_options import ExecutorchOptions
+from ci.models.compiler_errors import CompilerStep
 from ci.one_model.model import OneModel
 from ci.one_model.options import ModelOptions
-from ci.one_model.product import History, NoGraph, Outcome
+from ci.one_model.product import CompilerDied, History, NoGraph, Outcome
 from ci.suite.findings import is_of_chip
+from ci.work import to_json
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Place
 from provisioning.known_faults import NO_FIX, SuspectedFault
@@ -128,7 +134,8 @@ class Dies(StandInLane):
 
 def test_a_search_that_fails_is_no_cause_and_no_failure(tmp_path: Any) -> None:
     outcome = Outcome(figures={"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, wrong=WRONG, of_chip=False)
-    dying, program = Dies(tmp_path), SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
+    dying = Dies(tmp_path)
+    program: Any = SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
     assert cause_of(dying.lane, dying.model, program, replace(outcome, wrong=())) is None
     found = cause_of(dying.lane, dying.model, program, outcome)
     assert found and "not found: the compiler dies" in found.words and not found.nodes
@@ -202,7 +209,8 @@ def test_all_programs_of_a_command_together_have_the_longest_time(
     lane = StandInLane(tmp_path, gives=gives)
     monkeypatch.setattr("ci.explain.explanation.cause_of", lambda *_: CAUSE)
     large = replace(RED, costs={"cpu_seconds": 9000.0})
-    explain_outcome(lane.lane, lane.model, SimpleNamespace(soc="SM8650"), large, (), time.monotonic() - late)
+    program: Any = SimpleNamespace(soc="SM8650")
+    explain_outcome(lane.lane, lane.model, program, large, (), time.monotonic() - late)
     assert bool(ends) is tries and all(end <= 210 - late for end in ends)
 
 
@@ -328,3 +336,83 @@ def test_of_a_model_without_a_graph_no_fix_is_tried(error: ToolkitError, tmp_pat
     with pytest.raises(type(error)):
         explain_products(lane.lane, model, [program], [error], History())  # type: ignore[list-item]
     assert bool(lane.asked) == (not isinstance(error, NoGraph))
+
+
+RAISED = BrokenStep("aten.pow.Scalar", "", "net.py:7", "", "pow", "raises", CompilerStep("Fold", "fold.py:3"))
+
+
+class Searches(StandInLane):
+    def __init__(self, folder: Path, gives: Callable[[OneModel], Outcome]) -> None:
+        super().__init__(folder, gives=gives)
+        self.replays, self.reports = 0, list[ReportRequest]()
+
+    def replay(self, model: OneModel, program: Any, request: ReplayRequest) -> ReplayResult:
+        self.replays += 1
+        return super().replay(model, program, request)
+
+    def report_of(self, model: OneModel, program: Any, request: ReportRequest) -> OperatorScript:
+        self.reports.append(request)
+        return OperatorScript("a script", "still there: KeyError")
+
+
+def died(
+    folder: Path, gives: Callable[[OneModel], Outcome], report: str | None = None
+) -> tuple[CompilerDied, Searches]:
+    lane = Searches(folder, gives)
+    path = folder / report if report else None
+    options = ModelOptions(precisions=("16a8w",), report_upstream=path)
+    error = CompilerDied("KeyError", fix=NO_FIX)
+    error.step = to_json(RAISED)
+    program: Any = SimpleNamespace(name="net", soc="SM8650", run=SimpleNamespace(kind="16a8w"))
+    with pytest.raises(CompilerDied) as raised:
+        explain_products(lane.lane, lane.model.use(options), [program], [error], History())
+    return raised.value, lane
+
+
+def test_where_a_step_raised_a_fix_there_is_tried_before_the_steps_are_replayed(tmp_path: Path) -> None:
+    error, lane = died(tmp_path, lambda model: green(50) if model.typed.endswith("helps.pt2") else RED)
+    assert lane.replays == 0 and "helps" in error.fix and "50.0 dB" in error.fix
+    error, lane = died(tmp_path, lambda _: Outcome("KeyError"))
+    assert lane.replays == 1
+
+
+def test_a_report_for_upstream_is_written_if_it_is_wanted(tmp_path: Path) -> None:
+    _, lane = died(tmp_path, lambda _: green(50))
+    assert lane.reports == []
+    _, lane = died(tmp_path, lambda _: green(50), "fault.py")
+    (request,) = lane.reports
+    assert request.dies and request.lines[0] == "net.py:7" and request.shows == 'fold.py", line 3,'
+    assert (tmp_path / "fault.py").read_text() == "a script"
+
+
+class Folds(StandInLane):
+    def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
+        made = super().rewritten(model, rules)
+        places = [replace(change, rewrite="constants-folded") for change in made.places]
+        return replace(made, changes=places)
+
+
+def test_a_constant_that_is_computed_is_folded_by_compile_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gives(model: OneModel) -> Outcome:
+        options = model.options
+        return green(71) if isinstance(options, ExecutorchOptions) and options.fold_constants else RED
+
+    lane = Folds(tmp_path, gives=gives)
+    model = lane.model.use(ExecutorchOptions(precisions=("fp16",)))
+    found = try_fixes(lane.lane, model, "SM8650", RED, None)
+    assert "--fold-constants" in found.fix and "71.0 dB" in found.fix
+    folding = lane.model.use(ExecutorchOptions(precisions=("fp16",), fold_constants=True))
+    capsys.readouterr()
+    try_fixes(lane.lane, folding, "SM8650", RED, None)
+    # What was just typed is not tried again.
+    assert "--precision fp16 --fold-constants" not in capsys.readouterr().err
+
+
+def test_a_fix_may_begin_at_a_line_beside_a_cause_that_has_none(tmp_path: Path) -> None:
+    lane = StandInLane(tmp_path, gives=lambda model: green(50) if model.typed.endswith(".pt2") else RED)
+    beside = Cause("a step", ("dequantize",), lines=["net.py:7"], in_compiler=True)
+    assert "--only helps" in try_fixes(lane.lane, lane.model, "SM8650", RED, beside).fix
+    elsewhere = replace(beside, lines=["net.py:8"])
+    assert try_fixes(lane.lane, lane.model, "SM8650", RED, elsewhere).fix == NO_FIX

@@ -42,3 +42,6 @@ QUANTIZED = "quantized.pt2"
 
 REWRITTEN, SAMPLES = "rewritten.pt2", "samples"
 """A rewritten model's file and its folder of samples have these names in a result's folder."""
+
+BROKEN = "broken"
+"""The details of an error have the step of the compiler that raised it under this name."""

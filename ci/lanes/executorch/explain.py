@@ -15,12 +15,14 @@ from ci.explain.audit import (
     AuditRows,
     NoProgram,
 )
+from ci.explain.crash import CrashRequest, CrashResult
 from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator, remains_of
 from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
 from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import ModelRewrite, Rewritten, needs_of
+from ci.explain.upstream_report import ReportRequest
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.orders import ChipProgram, DivergenceOptions, Quantized, compiled_in
 from ci.lanes.executorch.product import stack_of
@@ -72,9 +74,24 @@ def replay(model: OneModel, program: ExecutorchProgram, request: ReplayRequest) 
         request,
         title="the compiler's steps",
         reply=ReplayResult,
+        # What came too late is not kept: the next time it is done anew.
         accepts=lambda program, result: not result.read(ReplayResult).late,
     )
     return answer_of(step, ReplayResult)
+
+
+def crash_of(model: OneModel, program: ExecutorchProgram, request: CrashRequest) -> CrashResult:
+    plan = plan_of_model(model, "crash", [program])
+    step = worker_step(
+        plan,
+        "crash",
+        "crash_found",
+        request,
+        title="where the compiler dies",
+        reply=CrashResult,
+        accepts=lambda program, result: not result.read(CrashResult).late,
+    )
+    return answer_of(step, CrashResult)
 
 
 def divergence_of(model: OneModel, program: ExecutorchProgram, limits: DivergenceLimits) -> DivergenceResult:
@@ -114,10 +131,24 @@ def script_of(
     model: OneModel, program: ExecutorchProgram, operator: DivergentOperator, least: float
 ) -> OperatorScript:
     plan = plan_of_model(model, "divergence", [program])
-    packages = ", ".join(f"{name} {number}" for name, number in stack_of(plan.build_id).items())
-    needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
+    needs = needs_of_script(plan.build_id)
     request = ScriptRequest.of(operator, program.name, least, needs)
     step = worker_step(plan, "script", "script", request, title="the script", reply=OperatorScript)
+    return answer_of(step, OperatorScript)
+
+
+def needs_of_script(build_id: str) -> str:
+    """Say what a script needs, with the versions that are here."""
+    packages = ", ".join(f"{name} {number}" for name, number in stack_of(build_id).items())
+    return f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
+
+
+def report_of(model: OneModel, program: ExecutorchProgram, request: ReportRequest) -> OperatorScript:
+    plan = plan_of_model(model, "report", [program])
+    request = replace(request, needs=needs_of_script(plan.build_id))
+    step = worker_step(
+        plan, "report", "fault_reported", request, title="the report for upstream", reply=OperatorScript
+    )
     return answer_of(step, OperatorScript)
 
 
@@ -130,6 +161,7 @@ def scores_of(model: OneModel, program: ExecutorchProgram, request: ScoreRequest
         request,
         title="scores",
         reply=Scores,
+        # Scores that are not whole are not kept.
         accepts=lambda program, result: not result.read(Scores).rest,
     )
     return answer_of(step, Scores)
@@ -177,6 +209,7 @@ def audit_row(compiled: ChipProgram) -> AuditRow:
     return AuditRow(
         delegated=dict(Counter(operators_of(compiled.nodes))),
         cpu=compiled.left,
+        # Whatever is left has a kernel of the CPU.
         usable=all(row.kernel for row in compiled.left),
         delegates=compiled.delegates,
         ddr=compiled.ddr,

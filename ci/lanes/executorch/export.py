@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.export import ExportedProgram
 
+from ci.lanes.executorch import BROKEN
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
 from ci.models.compiler_errors import explain_error
 from ci.models.factory import ChosenSamples, ModelWithInputs, copy_sample, inputs_named, make
@@ -19,7 +20,7 @@ from ci.models.inputs import InputsUsed
 from ci.models.model_lines import users_line
 from ci.models.user_model import BadFactory
 from ci.suite.programs import ProgramOrder
-from ci.work import doing
+from ci.work import doing, to_json
 
 
 @dataclass
@@ -32,7 +33,7 @@ class ExportedCase:
     not_repeated: str = ""
     """Says what this process did otherwise than the one that made the digest."""
     _samples: dict[tuple[int | None, int | None], ChosenSamples] = field(default_factory=dict)
-    _programs: list[tuple[tuple[Tensor, ...], Any]] = field(default_factory=list)
+    _programs: list[tuple[tuple[Tensor, ...], ExportedProgram]] = field(default_factory=list)
     _outputs: dict[str, list[list[Tensor]]] = field(default_factory=dict)
 
     @classmethod
@@ -42,6 +43,11 @@ class ExportedCase:
         subject = make(case.factory, case.arguments, search_path, inputs, non_finite=case.non_finite)
         torch.set_grad_enabled(False)
         subject.model.requires_grad_(False)
+        if case.fold_constants:
+            # Imported late: few models ask for it, and it imports every rewrite.
+            from ci.lanes.executorch.folding import fold_constants
+
+            subject = fold_constants(subject)
         return cls(subject)
 
     def samples(self, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
@@ -60,7 +66,7 @@ class ExportedCase:
             self._outputs[name] = self.subject.outputs(samples)
         return self._outputs[name]
 
-    def program(self, sample: tuple[Tensor, ...]) -> Any:
+    def program(self, sample: tuple[Tensor, ...]) -> ExportedProgram:
         """Return the program that torch exports with this sample; alike samples share one."""
         for inputs, program in self._programs:
             if _are_alike(inputs, sample):
@@ -96,7 +102,7 @@ class ChipModel:
         return cls(exported, case, run, order.soc, search_path, *exported.samples(case, run))
 
     @property
-    def model(self) -> Any:
+    def model(self) -> nn.Module:
         return self.exported.subject.model
 
     @property
@@ -126,7 +132,7 @@ def digest_of_tensors(inferences: Sequence[Sequence[Tensor]]) -> str:
     for number, tensors in enumerate(inferences):
         for index, tensor in enumerate(tensors):
             digest.update(f"{number} {index} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -150,8 +156,21 @@ class Failed(Exception):
 def error_of(error: Exception, order: Mapping[str, object]) -> dict[str, object]:
     if isinstance(error, BadFactory):
         return {"kind": "factory", "message": str(error), "fix": error.fix, "missing": error.missing}
+    step = _step_of(error.__cause__ if isinstance(error, Failed) else error)
     if isinstance(error, Failed):
-        return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source}
+        return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source, **step}
     message, fix = explain_error(error)
     line = users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
-    return {"kind": "compile", "message": message[:2000], "fix": fix or (f"correct {line}" if line else "")}
+    fix = fix or (f"correct {line}" if line else "")
+    return {"kind": "compile", "message": message[:2000], "fix": fix, **step}
+
+
+def _step_of(error: BaseException | None) -> dict[str, object]:
+    """Return the detail of an error that says which step of the compiler raised it; none if no step did."""
+    if error is None:
+        return {}
+    # Imported late: an export needs none of ExecuTorch.
+    from ci.lanes.executorch.raised_step import step_that_raised
+
+    broken = step_that_raised(error)
+    return {} if broken is None else {BROKEN: to_json(broken)}

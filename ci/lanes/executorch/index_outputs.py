@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch.fx import GraphModule
+
 from ci.explain.index_operators import IndexChoice, choices_of
 from ci.explain.torch_graph import TorchGraph
 from ci.lanes.executorch import CHOSEN
@@ -39,7 +41,9 @@ def save_expected(chip_model: ChipModel, computed: ComputedModel, into: Path) ->
         return ExpectedOutputs(exact, reference)
     samples = chip_model.compared
     floats = TorchGraph(chip_model.exported.program(chip_model.sample).module(), samples)
-    quantized = TorchGraph(computed.module, samples) if reference else None
+    quantized = None
+    if reference and isinstance(computed.module, GraphModule):
+        quantized = TorchGraph(computed.module, samples)
     choosers = []
     for choice in choices_of(floats, quantized):
         # Indices into integers are compared as they are.

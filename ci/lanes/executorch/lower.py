@@ -170,7 +170,7 @@ class Lowering:
         kept = KeptNodes(workaround.message, tuple(workaround.cpu_nodes)) if workaround else None
         return LoweredModel(program, parts, nodes, cpu_operators, kept)
 
-    def _attempt(self, more: Collection[str] = ()) -> EdgeProgramManager:
+    def attempt(self, more: Collection[str] = ()) -> EdgeProgramManager:
         """Lower the module with the run's nodes and these on the CPU."""
         cpu_nodes = self.cpu_nodes
         if more:
@@ -185,7 +185,7 @@ class Lowering:
         begun = time.process_time()
         try:
             with search.installed():
-                return self._attempt(), None
+                return self.attempt(), None
         except (Failed, BadFactory):
             raise
         except Exception as error:
@@ -195,8 +195,9 @@ class Lowering:
             refuse_model(self.chip_model.model, self.chip_model.sample)
             _raise_known(error, search)
             # A search of several lowerings must not turn a compile error into a time-out.
+            # After a longer compile, operators are tried alone and nothing is lowered again.
             brief = time.process_time() - begun < SEARCHED_SECONDS
-            workaround = workaround_of(search, error, self._attempt, brief=brief)
+            workaround = workaround_of(search, error, self.attempt, brief=brief)
             if workaround is None:
                 raise
             if workaround.lowering is None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from executorch.backends.qualcomm._passes.qnn_pass_manager import get_qnn_pass_manager_cls
@@ -84,7 +83,7 @@ class _WaitingPartitioner(Partitioner):
         """The request of the fork's task."""
         self._lowering, self._chips, self._manager = lowering, chips, manager
 
-    def ops_to_not_decompose(self, program: ExportedProgram) -> Any:
+    def ops_to_not_decompose(self, program: ExportedProgram) -> object:
         return self._for_chip().ops_to_not_decompose(program)
 
     def partition(self, program: ExportedProgram) -> PartitionResult:

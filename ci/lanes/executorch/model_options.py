@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ci.one_model.options import ModelOptions
@@ -29,6 +30,13 @@ class ExecutorchOptions(ModelOptions):
         helps={DIVERGENCE: "leave this node on the CPU, as `compile` did; may be repeated"},
         suite="run.cpu_nodes",
     )
+    fold_constants: bool = option(
+        False,
+        "--fold-constants",
+        "compute once, before the export, what no input changes",
+        verbs=(COMPILE, QUANTIZE, DIVERGENCE),
+        suite="case.fold_constants",
+    )
     variables: tuple[str, ...] = option(
         (),
         "--variable",
@@ -47,6 +55,12 @@ class ExecutorchOptions(ModelOptions):
 
     def rewritten(self) -> ExecutorchOptions:
         return replace(self, keep_on_cpu=())
+
+    def folding_constants(self) -> ExecutorchOptions | None:
+        return None if self.fold_constants else replace(self, fold_constants=True)
+
+    def keeping_on_cpu(self, nodes: Sequence[str]) -> ExecutorchOptions:
+        return replace(self, keep_on_cpu=(*self.keep_on_cpu, *nodes))
 
     @property
     def traits(self) -> tuple[str, ...]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from ci.hub.service import run_of_plan
 from ci.lanes.executorch.findings import costs_of, program_file
 from ci.lanes.executorch.judged import samples_of
 from ci.lanes.executorch.orders import compiled_in, ran
 from ci.lanes.executorch.steps import COMPILED, ON_DEVICE, RAN, ExecutorchPlan
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.suite.context_jobs import sdk_library
 from ci.suite.device_stage import (
     DEVICE,
+    HostedDevices,
     ReadyProgram,
     accepted_fields,
     device_results,
@@ -23,7 +26,9 @@ from ci.work import Result
 
 
 def results_of_device(plan: ExecutorchPlan, results: Results) -> Mapping[str, Result]:
-    return device_results(plan.programs, partial(_ready_program, plan, results), plan.device, plan.logs)
+    ready = partial(_ready_program, plan, results)
+    hosted = HostedDevices(run_of_plan(plan, plan.device), sdk_library(plan.sdk))
+    return device_results(plan.programs, ready, plan.device, plan.logs, hosted)
 
 
 def _ready_program(plan: ExecutorchPlan, results: Results, program: ExecutorchProgram) -> ReadyProgram | None:

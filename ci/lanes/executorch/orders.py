@@ -69,7 +69,7 @@ class ModelRequest(ProgramOrder):
     """Says what the worker does with a program's model."""
 
     asks: DataclassInstance
-    """These options say what the work does with the program."""
+    """One of the options below, which say what the work does with the program."""
     qnn: Mapping[str, str]
     """Names QNN's build, with the digest of its libraries for this machine."""
 
@@ -178,9 +178,9 @@ class ChipProgram(ModelFacts):
     nodes: Mapping[str, Traits] = field(default_factory=dict)
     """Maps each node in a delegate to its traits (`delegated_nodes`)."""
     least: float = 0.0
-    """This is the least value of its inputs."""
+    """This is the least value of its inputs: some known faults need a negative one."""
     in_torch: InTorch | None = None
-    """Only a program for the LPAI has these figures: few have the library that computes it."""
+    """Only a program for the LPAI has these figures: few have an SDK that can run it on x86."""
     ddr: Traffic = NO_TRAFFIC
     graphs: int = 0
     """The compiler wrote a summary of this many graphs."""

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -81,7 +82,7 @@ class Discarded(set[str]):
     """Names what the quantizer leaves out: nodes that match a pattern, and nodes of integers alone, which it
     would observe as floats."""
 
-    def __init__(self, patterns: Patterns, graph: Any) -> None:
+    def __init__(self, patterns: Patterns, graph: Graph) -> None:
         super().__init__(node.name for node in graph.nodes if _is_of_whole_numbers(node))
         self.patterns = patterns
 
@@ -90,7 +91,7 @@ class Discarded(set[str]):
         return name in self.patterns or super().__contains__(name)
 
 
-def _is_of_whole_numbers(node: Any) -> bool:
+def _is_of_whole_numbers(node: Node) -> bool:
     values = [tensor.meta.get("val") for tensor in (node, *node.all_input_nodes)]
     return len(values) > 1 and all(
         isinstance(value, Tensor) and not value.is_floating_point() for value in values
@@ -111,7 +112,7 @@ class BlockSizes(Patterns):
 class ComputedModel:
     """Holds what is compiled: the quantized model, or a float one as it is."""
 
-    module: Any
+    module: nn.Module
     reference: Sequence[Sequence[Tensor]]
     """The model that is compiled computed these outputs."""
     losses: tuple[Loss, ...] = ()
@@ -179,7 +180,7 @@ def score_groups(chip_model: ChipModel, request: ScoreRequest) -> Scores:
         return scores_of(TorchGraph(floats, sample), quantized, request.seconds)
 
 
-def _require_scheme(model: Any, run: ExecutorchRun) -> None:
+def _require_scheme(model: nn.Module, run: ExecutorchRun) -> None:
     """Refuse to quantize a model that is quantized already, and to take one as quantized that is not."""
     quantized = is_quantized(model)
     if quantized and run.precision != "qdq":
@@ -196,14 +197,14 @@ def _require_scheme(model: Any, run: ExecutorchRun) -> None:
 class Prepared:
     """Holds a model after its ranges were observed, before it is quantized by them."""
 
-    module: Any
+    module: GraphModule
     floats: Mapping[str, Tensor]
     """Maps nodes of the float model to their outputs for the sample."""
     folded: Mapping[str, str]
     patterns: Sequence[Patterns]
     sample: tuple[Tensor, ...]
 
-    def quantized(self) -> tuple[Any, tuple[Loss, ...]]:
+    def quantized(self) -> tuple[GraphModule, tuple[Loss, ...]]:
         with step_of("quantize"):
             module = convert_pt2e(self.module)
             _narrow_shared_zero_points(module)
@@ -213,7 +214,7 @@ class Prepared:
             return module, losses
 
 
-def _narrow_shared_zero_points(module: Any) -> None:
+def _narrow_shared_zero_points(module: GraphModule) -> None:
     """Narrow the int64 zero points of weights per channel that several calls read. ExecuTorch casts them in
     the program: if two partitions need the cast, one gets it from the other, as an input that QNN does not
     know."""
@@ -229,7 +230,7 @@ def _narrow_shared_zero_points(module: Any) -> None:
 def prepared_model(chip_model: ChipModel) -> Prepared:
     sample = chip_model.sample
     with step_of("export"):
-        exported: Any = chip_model.exported.program(sample).module()
+        exported = chip_model.exported.program(sample).module()
         floats, folded = outputs_of(exported, copy_sample(sample)), norms_of(exported.graph)
     quantizer, patterns = _quantizer_of(chip_model, exported.graph)
     with step_of("quantize"):
@@ -241,7 +242,7 @@ def prepared_model(chip_model: ChipModel) -> Prepared:
     return Prepared(prepared, floats, folded, patterns, sample)
 
 
-def _quantizer_of(chip_model: ChipModel, graph: Any) -> tuple[QnnQuantizer, list[Patterns]]:
+def _quantizer_of(chip_model: ChipModel, graph: Graph) -> tuple[QnnQuantizer, list[Patterns]]:
     """Return the quantizer that the run asks for, and the patterns that must match a node."""
     run = chip_model.run
     kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
@@ -274,7 +275,7 @@ def annotated_digest(chip_model: ChipModel) -> str:
 def chips_annotated_alike(chip_model: ChipModel, chips: Iterable[str]) -> list[str]:
     """Return those of the chips for which the quantizer annotates the model as for its own chip: it asks a
     chip what it can compute. Raises NoDigest."""
-    exported: Any = chip_model.exported.program(chip_model.sample).module()
+    exported = chip_model.exported.program(chip_model.sample).module()
     quantizer, _ = _quantizer_of(chip_model, exported.graph)
     transformed = quantizer.transform_for_annotation(exported)
     own = _digest_for_chip(chip_model, transformed)
@@ -293,7 +294,7 @@ def _digest_for_chip(chip_model: ChipModel, transformed: fx.GraphModule) -> str:
     return digest_of_annotated(annotated)
 
 
-def _compare_annotations(chip_model: ChipModel, prepared: Any, expected: str) -> None:
+def _compare_annotations(chip_model: ChipModel, prepared: GraphModule, expected: str) -> None:
     try:
         is_same = digest_of_annotated(prepared) == expected
     except NoDigest:
@@ -315,7 +316,7 @@ def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any
     return (lambda node: node.name in names), config
 
 
-def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
+def _refuse_linear(graph: Graph, sizes: BlockSizes) -> None:
     """Refuse block sizes of a linear layer: they do not reach QNN correctly, and its outputs differ in every
     compile."""
     for node in graph.nodes:
@@ -328,7 +329,7 @@ def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
             )
 
 
-def _dtype(scheme: str) -> Any:
+def _dtype(scheme: str) -> QuantDtype:
     return QuantDtype[f"use_{scheme}"]
 
 
@@ -336,7 +337,7 @@ def _module_scheme(scheme: Any, run: ExecutorchRun, patterns: list[Patterns]) ->
     pattern = Patterns("modules", [scheme.name or scheme.type])
     patterns.append(pattern)
 
-    def inside(node: Any) -> bool:
+    def inside(node: Node) -> bool:
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
             kind_name = kind if isinstance(kind, str) else kind.__name__
             label = module_path(path) if scheme.name else kind_name.rpartition(".")[2]

@@ -17,7 +17,7 @@ from ci.models.compiler_errors import known_of
 from ci.models.factory import computed_weights, refuse_computed, where_input_changes
 from ci.models.model_lines import place_in_words
 from ci.operators import CpuOperator
-from ci.operators.partition import DELEGATE, operator_name
+from ci.operators.partition import DELEGATE, called_delegate, operator_name
 from provisioning.known_faults import words_of
 
 CHANGED_INPUT_FIX = (
@@ -85,11 +85,12 @@ def _is_index_of_a_delegate(module: GraphModule, node: Node) -> bool:
 def _is_part_of_an_operators_result(module: GraphModule, node: Node) -> bool:
     """Whether a delegate returns this output exactly as an operator of several results, such as topk,
     computed it."""
-    if node.target is not getitem or operator_name(node.args[0]) != DELEGATE:
+    if node.target is not getitem:
         return False
     call, index = node.args
-    delegate = getattr(module, call.args[0].target)
-    (output,) = delegate.original_module.graph.find_nodes(op="output")
+    if not isinstance(call, Node) or operator_name(call) != DELEGATE:
+        return False
+    (output,) = called_delegate(module, call).original_module.graph.find_nodes(op="output")
     return output.args[0][index].target is getitem
 
 

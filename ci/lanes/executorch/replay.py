@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from functools import wraps
 from typing import Any
 
@@ -20,28 +19,27 @@ from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatb
 from executorch.exir.program import _program
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 from torchao.quantization.pt2e import quantize_pt2e
 
-from ci.explain.replay import BrokenStep, Replay, ReplayRequest, ReplayResult
-from ci.explain.torch_graph import TorchGraph, operator_at
+from ci.explain.replay import Replay, ReplayRequest, ReplayResult
+from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_steps import StepGraph, copy_with_own_weights
 from ci.explain.torch_values import Tensors
 from ci.lanes.executorch.export import ChipModel
 from ci.lanes.executorch.lower import lowered_module
 from ci.lanes.executorch.quantization import Patterns, prepared_model
-from ci.models.compiler_errors import CompilerStep, compiler_step, failed_step, node_at_hand
+from ci.lanes.executorch.raised_step import step_that_raised
+from ci.models.compiler_errors import CompilerStep, compiler_step
 from ci.models.factory import run_copied
-from ci.models.model_lines import source_of
-from ci.operators.partition import operator_name
 
 RUNS = 40
 """A model runs this often: once after each step that changes its graph."""
 SHARE_OF_RUNS = 1 / 4
 """These runs may take this share of a replay's seconds."""
 
-WATCHED: Sequence[tuple[Any, Sequence[str]]] = (
+WATCHED: Sequence[tuple[object, Sequence[str]]] = (
     (quantize_pt2e, ("_fuse_conv_bn_", "_fuse_linear_bn_", "prepare")),
     (quantize_pt2e, ("_convert_to_reference_decomposed_fx", "_fold_conv_bn_qat", "constant_fold")),
     (QnnQuantizer, ("annotate",)),
@@ -60,10 +58,6 @@ CHANGES_WEIGHTS = ("annotate",)
 LAST_GLUE = ("quantized_decomposed", "aten.permute", "aten.transpose", "aten._to_copy", "dim_order_ops", "<")
 """The last pipeline may remove these operators: quantizers, layouts, casts, and what takes one of several
 results."""
-
-
-NEAR = 4
-"""A node this many operators behind another is still near it."""
 
 
 class _Done(BaseException):
@@ -105,9 +99,9 @@ class StepObserver:
                 setattr(owner, name, function)
             backend.preprocess_multimethod = staticmethod(compile_partitions)
 
-    def _observed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _observed(self, function: Callable[..., object]) -> Callable[..., object]:
         @wraps(function)
-        def call(*arguments: Any, **options: Any) -> Any:
+        def call(*arguments: object, **options: object) -> object:
             self._depth += 1
             try:
                 result = function(*arguments, **options)
@@ -119,7 +113,7 @@ class StepObserver:
 
         return call
 
-    def _see_subject(self, function: Callable[..., Any], subjects: Sequence[Any]) -> None:
+    def _see_subject(self, function: Callable[..., object], subjects: Sequence[object]) -> None:
         """Show the first of these values that is a model: the step returned it."""
         step = compiler_step(function)
         for subject in subjects:
@@ -178,27 +172,6 @@ def _structure_of(module: GraphModule) -> TorchGraph:
     return TorchGraph(copy_with_own_weights(module, {}), ())
 
 
-def _step_that_raised(error: Exception) -> BrokenStep | None:
-    """Return the step that raised the error, with the operator that it was processing."""
-    step, node = failed_step(error), node_at_hand(error)
-    if step is None or node is None:
-        return None
-    place = replace(operator_at(node), operator=operator_name(node))
-    lines = dict.fromkeys(source_of(near)[0] for near in _neighbours(node))
-    around = tuple(line for line in lines if line)
-    return BrokenStep(**asdict(place), node=node.name, kind="raises", step=step, around=around)
-
-
-def _neighbours(node: Node) -> set[Node]:
-    """Return the nodes that this node reads, and those that its value reaches in a few steps: a builder may
-    fail at the quantizer of what a convolution reads."""
-    near, last = {node, *node.all_input_nodes}, {node}
-    for _ in range(NEAR):
-        last = {user for reader in last for user in reader.users}
-        near |= last
-    return near
-
-
 def replay(chip_model: ChipModel, request: ReplayRequest) -> ReplayResult:
     """Quantize and lower the model until a step breaks it, or the seconds are used up."""
     begin = time.process_time()
@@ -219,5 +192,5 @@ def replay(chip_model: ChipModel, request: ReplayRequest) -> ReplayResult:
     except Exception as error:
         if request.program_db is not None:
             raise
-        judge.end(_step_that_raised(error))
+        judge.end(step_that_raised(error))
     return ReplayResult(judge.broken, judge.steps, observer.late)

@@ -24,6 +24,9 @@ from provisioning.base.parser import Parser
 from provisioning.base.progress import show_working
 from provisioning.base.rendering import plural
 
+NUMBERS = {"int": "int64", "bool": "bool", "float": "float64"}
+"""The types in which the runner writes outputs that are plain numbers."""
+
 
 def run_program(model: OneModel, files: Sequence[str]) -> Ran:
     path, selection = Parser.user_folder() / model.typed, model.selection
@@ -37,7 +40,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
             wrap(path, contents, selection, program, model.work.timeout)
             contents = read(program)
         assert isinstance(contents, CompiledProgram)
-        inputs = inputs_of_program(program, files)
+        inputs = _inputs_of(program, contents, files)
         qnn_environment = ready_environment(selection, os.environ)
         runner = ready_runner(os.environ, selection.reports, qnn_environment.executorch)
         environment = closed_environment(qnn_environment.merged(os.environ))
@@ -54,12 +57,10 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
         return Ran(inputs, values, where)
 
 
-def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
-    """Return the user's inputs in the order of the .pte's, which have no names; without any, draw them by the
-    program's own shapes."""
-    contents = read(program)
-    if isinstance(contents, ContextStrings):
-        raise UsageError(f"{program} is a context binary", fix=session("run", program))
+def _inputs_of(program: Path, contents: CompiledProgram, files: Sequence[str]) -> Sample:
+    """Return the user's inputs; without any, draw them by the program's own shapes.
+
+    A .pte's inputs have no names, so files count by their position, and a `NAME=` before one is ignored."""
     signature = GraphSignature(tuple(_inputs(program, _method(program, contents))), ())
     if not files:
         return draw_sample(signature)
@@ -101,9 +102,12 @@ def _outputs(
     import numpy
 
     for index, tensor in enumerate(method.outputs):
-        dtype, planned = (tensor.dtype, tensor.shape) if isinstance(tensor, TensorInfo) else ("float64", ())
-        values = numpy.fromfile(folder / f"output_0_{index}.raw", dtype=dtype)
-        yield f"output_{index}", values.reshape(shapes[index] if shapes else planned)
+        file = folder / f"output_0_{index}.raw"
+        if isinstance(tensor, TensorInfo):
+            values = numpy.fromfile(file, dtype=tensor.dtype)
+            yield f"output_{index}", values.reshape(shapes[index] if shapes else tensor.shape)
+        elif tensor in NUMBERS:
+            yield f"output_{index}", numpy.fromfile(file, dtype=NUMBERS[tensor]).reshape(())
 
 
 def _where(contents: CompiledProgram) -> str:

@@ -34,6 +34,7 @@ from ci.lanes.executorch.orders import (
 )
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.models.own_packages import OwnPackages
+from ci.suite.device_stage import check_device
 from ci.suite.figures import add_samples, describe_figures
 from ci.suite.options import NO_DEVICE, DeviceFlags, StageOptions
 from ci.suite.programs import ProgramOrder
@@ -149,6 +150,8 @@ def plan_of_suite(
     programs: Sequence[ExecutorchProgram], options: StageOptions, stages: tuple[str, ...]
 ) -> ExecutorchPlan:
     """Return the plan for a pass that these stages of the lane judge."""
+    if ON_DEVICE in stages:
+        check_device(options.device)
     names = [stage.removeprefix("test_") for stage in stages]
     plan = plan_of(programs, options.selection, options.work, names[0])
     if not {EMULATION, ON_DEVICE} & {*stages}:

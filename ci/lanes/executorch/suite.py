@@ -74,7 +74,7 @@ class ExecutorchRun(MixedRun):
     judged_later: ClassVar = MixedRun.judged_later | {"delegates", "cpu_budget"}
     of_model: ClassVar = frozenset({"calibration"})
 
-    precision: Scheme
+    precision: Scheme = Field(examples=["8a8w"])
     nodes: dict[Scheme, tuple[str, ...]] = Field(default={})  # type: ignore[assignment]
     backend: Backend | None = None
     """Names the processor; [the case's]."""
@@ -117,9 +117,11 @@ class ExecutorchRun(MixedRun):
 
 class ExecutorchCase(SuiteCase):
     judged_later: ClassVar = SuiteCase.judged_later | {"files", "delegates", "cpu_budget", "metric"}
-    of_model: ClassVar = frozenset({"factory", "arguments", "inputs", "samples", "inferences"})
+    of_model: ClassVar = frozenset(
+        {"factory", "arguments", "inputs", "samples", "inferences", "fold_constants"}
+    )
 
-    factory: Factory
+    factory: Factory = Field(examples=["net:model"])
     """Names a .pt2, or a `module:function`, which is called with `arguments` and returns the model; it also
     returns the inputs if none are named here."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
@@ -134,6 +136,8 @@ class ExecutorchCase(SuiteCase):
     inferences: Annotated[int, Field(ge=1)] | None = None
     """At most this many inputs are compared; [16 of `samples`; 8 drawn ones where an inference takes less
     than a second, else 2]."""
+    fold_constants: bool = False
+    """Whether to compute once, before the export, what no input changes."""
     metric: TaskMetric | None = None
     delegates: Annotated[int, Field(ge=0)] = 1
     """A program is expected to have this many delegates; a run may override it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ci.lanes.executorch import BROKEN
 from ci.lanes.executorch.findings import (
     failure_in_words,
 )
@@ -24,7 +25,7 @@ from ci.models.user_model import UserModel
 from ci.one_model.into_suite import factory_in
 from ci.one_model.model import OneModel
 from ci.one_model.packages import needs_of_model
-from ci.one_model.product import NoGraph, require_fp16
+from ci.one_model.product import CompilerDied, NoGraph, require_fp16
 from ci.suite.findings import not_passed
 from ci.suite.precision import scheme_named
 from ci.suite.precision_file import precision_file_of
@@ -32,7 +33,7 @@ from ci.suite.programs import NO_SUITE
 from ci.suite.runner import ready_runner
 from ci.work import Result
 from provisioning.base.commands import Fix, leave_out
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.option_fields import suite_values
 
 NOT_RUN = ("--verify", "none")
@@ -125,7 +126,9 @@ def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Map
             raise UsageError(message, fix="correct --keep-on-cpu (cpu_nodes) or --precision-file (nodes)")
         if not failure.exported:
             raise NoGraph(message, fix=fix, exit_code=failure.exit_code)
-        raise ToolkitError(message, fix=fix, exit_code=failure.exit_code)
+        died = CompilerDied(message, fix=fix, exit_code=failure.exit_code)
+        died.crashed, died.step = failure.is_own_crash, failure.details.get(BROKEN)
+        raise died
     return result
 
 

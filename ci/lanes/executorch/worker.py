@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy
 import torch
@@ -17,6 +17,7 @@ from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
 from executorch.exir import ExecutorchBackendConfig
 
+from ci.explain.crash import CrashRequest
 from ci.explain.divergence import Divergence, DivergenceResult, keep_partial
 from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
@@ -26,7 +27,9 @@ from ci.explain.rewriting import ModelRewrite
 from ci.explain.torch_all_rewrites import BY_NAME
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_rewriting import RepairedModule
+from ci.explain.upstream_report import ReportRequest
 from ci.lanes.executorch import REWRITTEN, SAMPLES
+from ci.lanes.executorch.crash_search import find_crash
 from ci.lanes.executorch.export import ChipModel, error_of
 from ci.lanes.executorch.exporting import export as export
 from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower, lowered_module
@@ -42,6 +45,7 @@ from ci.lanes.executorch.orders import (
 from ci.lanes.executorch.quantization import Patterns, prepared_model, quantize, save_raw
 from ci.lanes.executorch.quantization import score_groups as scores_of
 from ci.lanes.executorch.replay import replay
+from ci.lanes.executorch.upstream_report import report
 from ci.models.factory import is_quantized
 from ci.models.inputs import Array, order_files
 from ci.models.untouched import remember_libraries, users_modules
@@ -79,7 +83,7 @@ class EmulatedTrial:
         self.inputs = runner.write_inputs(folder / "inputs.txt", files)
         self.trials = 0
 
-    def __call__(self, graph: Any, reference: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    def __call__(self, graph: TorchGraph, reference: Sequence[Sequence[Array]]) -> list[list[Array]]:
         self.trials += 1
         doing(f"cut {self.trials}")
         program = self.folder / "cut.pte"
@@ -206,6 +210,8 @@ quantized = model_task(QuantizeRequest, quantize)
 scored = model_task(ScoreRequest, scores_of)
 diverged = model_task(DivergenceRequest, diverge)
 replayed = model_task(ReplayRequest, replay)
+crash_found = model_task(CrashRequest, find_crash)
+fault_reported = model_task(ReportRequest, report)
 script = model_task(ScriptRequest, script_of)
 rewritten = model_task(RewriteRequest, rewrite)
 

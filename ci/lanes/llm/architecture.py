@@ -68,7 +68,7 @@ class LongRope(BaseModel):
     attention_factor: Number | None = None
 
 
-def _new_rope(rope: Any) -> Any:
+def _new_rope(rope: object) -> object:
     """Translate `type`, which old files have, to `rope_type`."""
     if isinstance(rope, dict):
         return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
@@ -339,6 +339,12 @@ ANOTHER = (
 )
 
 
+OTHER_ROPE = (
+    "take a model with one of these, or without rope_scaling: it changes every frequency, so without the key"
+    " it is another model"
+)
+
+
 def read_architecture(folder: Path) -> Architecture:
     """Read and check config.json. Raises UsageError if the folder has no checkpoint of these families."""
     values = _add_old_keys(folder, config_of(folder))
@@ -370,8 +376,10 @@ def _shape_of(path: Path, values: Mapping[str, Any]) -> Architecture:
     if first["type"] == "union_tag_invalid":
         words, note = f"expected {', '.join(ROPES)}", f"; found {first['ctx']['tag']}"
     another = first["type"] in (NOT_BUILT, "literal_error", "none_required", "union_tag_invalid")
+    fix = ANOTHER if another else PUBLISHED
     raise UsageError(
-        f"{path}: {f'{place}: ' if place else ''}{words}{note}", fix=ANOTHER if another else PUBLISHED
+        f"{path}: {f'{place}: ' if place else ''}{words}{note}",
+        fix=OTHER_ROPE if first["type"] == "union_tag_invalid" else fix,
     )
 
 

@@ -29,6 +29,7 @@ from executorch.backends.qualcomm.utils.utils import (
 from executorch.exir.capture._config import ExecutorchBackendConfig
 from executorch.exir.passes.memory_planning_pass import MemoryPlanningPass
 from torch import Tensor, nn
+from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -114,12 +115,15 @@ def _position(mask: Array) -> int:
 
 
 def quantize_methods(
-    modules: Mapping[str, Any], samples: Mapping[str, Iterator[tuple[Tensor, ...]]], scheme: str, soc: str
-) -> dict[str, Any]:
+    modules: Mapping[str, nn.Module],
+    samples: Mapping[str, Iterator[tuple[Tensor, ...]]],
+    scheme: str,
+    soc: str,
+) -> dict[str, GraphModule]:
     """Quantize the methods of one program, which have the same operators. All methods get the ranges of the
     first, which sees all of its samples; the others see one sample each. What reads and writes a cache shares
     one encoding."""
-    prepared: dict[str, Any] = {}
+    prepared: dict[str, GraphModule] = {}
     for name, module in modules.items():
         quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
         quantizer.set_default_quant_config(
@@ -137,14 +141,14 @@ def quantize_methods(
         caches = _readers_of_floats(graph, "activation_post_process")[1:]
         new = list(graph.graph.nodes)[-1].args[0][1:]
         for edge in zip(caches, new, strict=True):
-            _share_range([graph.get_submodule(node.target) for node in edge])
+            _share_range([graph.get_submodule(str(node.target)) for node in edge])
     return {name: convert_pt2e(graph) for name, graph in prepared.items()}
 
 
-def _observers(prepared: Any) -> list[Any]:
+def _observers(prepared: GraphModule) -> list[Any]:
     """Return the observers in the order of the graph's operators."""
     nodes = (node for node in prepared.graph.nodes if node.op == "call_module")
-    observers = (prepared.get_submodule(node.target) for node in nodes)
+    observers = (prepared.get_submodule(str(node.target)) for node in nodes)
     return [observer for observer in observers if hasattr(observer, "min_val")]
 
 
@@ -156,7 +160,7 @@ def _share_range(observers: Sequence[Any]) -> None:
         observer.max_val.copy_(high)
 
 
-def edge_encodings(converted: Any) -> dict[str, Encoding]:
+def edge_encodings(converted: GraphModule) -> dict[str, Encoding]:
     """Return the encodings of the mask, of the logits, and of each cache in the layout's order."""
     mask, *caches = _readers_of_floats(converted, "quantize_per_tensor")
     nodes = {"mask": mask, "logits": list(converted.graph.nodes)[-1].args[0][0]}
@@ -167,7 +171,7 @@ def edge_encodings(converted: Any) -> dict[str, Encoding]:
     }
 
 
-def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
+def _readers_of_floats(graph: GraphModule, kind: str) -> list[Node]:
     """Return the node that reads the mask, and the node that reads each cache."""
     users = (node.users for node in graph.graph.nodes if node.op == "placeholder")
     return [user for readers in users for user in readers if kind in str(user.target)]
@@ -241,7 +245,7 @@ def lower(
 def _passes(integers: torch.dtype) -> Any:
     """Return ExecuTorch's passes without conversions at the inputs and outputs."""
 
-    def type_of(node: Any) -> torch.dtype | None:
+    def type_of(node: Node) -> torch.dtype | None:
         is_input = node.op == "placeholder" and (node.name == "mask" or node.name.startswith("caches_"))
         return integers if is_input or is_graph_output(node) else None
 

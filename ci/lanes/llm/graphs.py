@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -15,6 +15,9 @@ from onnx import numpy_helper
 from ci.lanes.llm.architecture import HIDDEN, Architecture
 from ci.models.inputs import Array, Sample
 from ci.work import quiet
+
+if TYPE_CHECKING:
+    from ci.lanes.llm.decoder import Decoder
 
 Step = Callable[[Sample], Sample]
 """Calls a graph: takes inputs and returns outputs as floats, with Genie's names."""
@@ -57,7 +60,7 @@ Ranges: TypeAlias = Sequence[tuple[float, float] | None]
 floats."""
 
 
-def export(decoder: Any, path: Path) -> None:
+def export(decoder: Decoder, path: Path) -> None:
     """Write a decoder as an .onnx, with its weights beside it."""
     import torch
 
@@ -119,7 +122,7 @@ def empty_caches(shape: Architecture, layers: Iterable[int], places: int) -> Sam
     }
 
 
-def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
+def outputs_of(decoder: Decoder, row: Sequence[int] | Array) -> Sample:
     """Return what the float model computes of a whole row, which `decoder` reads at once: tokens, or its
     part's hidden values."""
     import torch
@@ -133,7 +136,7 @@ def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
 
 
 def outputs_of_rows(
-    decoder: Any, rows: Sequence[Sequence[int] | Array], tokens: Sequence[Sequence[int]]
+    decoder: Decoder, rows: Sequence[Sequence[int] | Array], tokens: Sequence[Sequence[int]]
 ) -> tuple[list[Sample], list[float]]:
     """Return the float model's outputs, computed once for all graphs that are quantized, and, if it has the
     head, what the model loses on the tokens of each row. Logits are left out because they would fill the
@@ -156,7 +159,7 @@ def _loss_of(logits: Array, tokens: Sequence[int]) -> float:
 
 
 def blocks(
-    decoder: Any,
+    decoder: Decoder,
     row: Sequence[int] | Array,
     outputs: Sample,
     context: int,
@@ -178,7 +181,7 @@ def blocks(
 
 
 def samples(
-    decoder: Any,
+    decoder: Decoder,
     rows: Iterable[Sequence[int] | Array],
     outputs: Iterable[Sample],
     context: int,
@@ -237,7 +240,7 @@ def _reader(samples: Iterable[Sample]) -> Any:
     return Samples()
 
 
-def _computed_tensors(graph: Any) -> list[str]:
+def _computed_tensors(graph: onnx.GraphProto) -> list[str]:
     """Return the tensors that a graph computes, which are as many for any count of places. A Reshape has its
     input's encoding, and may be needless for one token."""
     return [name for node in graph.node if node.op_type != "Reshape" for name in node.output]
@@ -321,7 +324,7 @@ def shared_encodings(outputs: Iterable[Sample], ropes: Iterable[str] = ("",)) ->
     return encodings
 
 
-def _overrides(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, dict[str, object]]:
+def _overrides(graph: onnx.GraphProto, encodings: Mapping[str, Encoding]) -> dict[str, dict[str, object]]:
     """Give a cache's output, its inputs through operators that only move data, and their concatenation the
     encoding of the cache's input. The operator that computes the output has activations, which are
     converted."""
@@ -350,7 +353,7 @@ def _override_of(encoding: Encoding) -> dict[str, object]:
     }
 
 
-def _matrices_of_layers(graph: Any) -> list[str]:
+def _matrices_of_layers(graph: onnx.GraphProto) -> list[str]:
     constants = {tensor.name for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul" and "logits" not in node.output]
     return [node.input[1] for node in products if node.input[1] in constants]
@@ -392,7 +395,7 @@ def _remove_edge_conversions(path: Path) -> None:
     onnx.save(model, str(path))
 
 
-def _replace_input(nodes: Sequence[Any], old: str, new: str) -> None:
+def _replace_input(nodes: Sequence[onnx.NodeProto], old: str, new: str) -> None:
     for node in nodes:
         for index, name in enumerate(node.input):
             if name == old:

@@ -213,7 +213,7 @@ def order_parts(order: MeasureOrder) -> Parts:
     """Measure how far each part's outputs are from float's if its inputs are float's."""
     compiled, distances = order.compiled, list[PartDistances]()
     shape, runtime = read_architecture(Path(compiled.model)), _runtime_of(compiled)
-    x: Any = order.text.few
+    x: Array | Sequence[int] = order.text.few
     count = compiled.count(order.kind)
     for number in range(compiled.parts):
         first, last = shape.part(number, compiled.parts)
@@ -229,7 +229,9 @@ def order_parts(order: MeasureOrder) -> Parts:
     return Parts(distances)
 
 
-def _distance(step: Step, context: int, count: int, decoder: Decoder, x: Any, outputs: Sample) -> Decibels:
+def _distance(
+    step: Step, context: int, count: int, decoder: Decoder, x: Array | Sequence[int], outputs: Sample
+) -> Decibels:
     errors: dict[str, list[Array]] = {}
     for start, inputs in blocks(decoder, x, outputs, context, count, compared_places(len(x), count)):
         for name, values in step(inputs).items():

@@ -166,7 +166,7 @@ def round_values(values: Tensor, low: float, high: float, bits: int, least: floa
     scale = max(high - low, least) / most
     zero = round(-low / scale)
     integers: Tensor = ((values / scale).round() + zero).clamp(0, most)
-    return (integers - zero) * scale
+    return integers.sub(zero).mul(scale)
 
 
 def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
@@ -252,16 +252,16 @@ def _hook_rounding(reference: Any, rounding: Rounding) -> dict[str, nn.Linear]:
     AttentionInterface.register(ATTENTION, functools.partial(_attention, rounding))
     reference.config._attn_implementation = ATTENTION
 
-    def round_output(name: str, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
+    def round_output(name: str, _module: object, _inputs: object, output: Tensor) -> Tensor:
         return rounding(name, output)
 
-    def round_input(name: str, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def round_input(name: str, _module: object, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounding(f"{name} input", inputs[0]), *inputs[1:])
 
-    def replace_input(layer: int, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def replace_input(layer: int, _module: object, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounding.inputs.get(layer, inputs[0]), *inputs[1:])
 
-    def keep_hidden(layer: int, _module: Any, _inputs: Any, output: Any) -> Any:
+    def keep_hidden(layer: int, _module: object, _inputs: object, output: Any) -> Any:
         # Gemma 3's layers give a tuple.
         first, *rest = output if isinstance(output, tuple) else (output,)
         hidden = rounding(f"layer {layer}", first)
@@ -315,7 +315,9 @@ def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...]
     return rounding(name, quotient * rounding(f"{name} weight", weight))
 
 
-def _silu(rounding: Rounding, name: str, _module: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+def _silu(
+    rounding: Rounding, name: str, _module: object, inputs: tuple[Tensor, ...], _output: Tensor
+) -> Tensor:
     gate = inputs[0]
     return rounding(name, gate * rounding(f"{name} sigmoid", torch.sigmoid(gate)))
 
@@ -328,7 +330,7 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Compute attention as transformers does without a cache. Hidden places are as far away as in the
     runtime, because the range of the scores must hold them, too."""

@@ -25,7 +25,9 @@ def _precision_of(value: object) -> object:
 
 
 class LlmRun(SuiteRun):
-    precision: Annotated[Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(_precision_of)]
+    precision: Annotated[
+        Literal["fp16", "16a8w", "8a8w", "16a4w"], BeforeValidator(_precision_of), Field(examples=["16a8w"])
+    ]
     through: Literal["genie", "executorch"] = "genie"
     parts: Annotated[int, Field(ge=1)] = 1
     """Into how many binaries Genie's layers are split."""
@@ -52,7 +54,7 @@ class LlmRun(SuiteRun):
 
 
 class LlmCase(SuiteCase):
-    perplexity: Annotated[float, Field(gt=1)]
+    perplexity: Annotated[float, Field(gt=1, examples=[40.0])]
     """The float model must reach at most this perplexity on held-out text: one that has learned nothing hides
     mistakes."""
     runs: tuple[LlmRun, ...] = Field(min_length=1, alias="run")

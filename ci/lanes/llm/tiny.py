@@ -11,11 +11,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ci.lanes.llm.orders import Trained, TrainOrder
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 SEED = 1
@@ -125,7 +129,7 @@ def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) ->
     return Trained(_perplexity(model, judged, bos, eos), hash_file(folder / "model.safetensors"))
 
 
-def _learn(model: Any, stream: Sequence[int], generator: Any, steps: int) -> None:
+def _learn(model: PreTrainedModel, stream: Sequence[int], generator: torch.Generator, steps: int) -> None:
     import torch
     from torch.nn import functional
 
@@ -168,7 +172,7 @@ def _tokenizer(sentences: Sequence[str], words: int) -> Any:
     return tokenizer
 
 
-def _perplexity(model: Any, rows: Sequence[Sequence[int]], bos: int, eos: int) -> float:
+def _perplexity(model: PreTrainedModel, rows: Sequence[Sequence[int]], bos: int, eos: int) -> float:
     import torch
     from torch.nn import functional
 

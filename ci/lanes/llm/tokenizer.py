@@ -60,7 +60,7 @@ def _is_of_transformers_5(settings: Mapping[str, object]) -> bool:
     )
 
 
-def _word(token: Any) -> str:
+def _word(token: object) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
 
 

@@ -44,7 +44,7 @@ class Comparison:
     """The quantized model gave these; in float there are none."""
     non_finite: bool = False
     choosers: Sequence[str] = ()
-    """These operators compute indices that are outputs."""
+    """These operators compute indices that are outputs, which are compared by the values that they chose."""
 
     def accuracy(
         self, outputs: Sequence[Sample], kind: str, beyond: Callable[[], Sequence[BeyondHalf]]
@@ -66,7 +66,7 @@ class Comparison:
         return Accuracy(figures, tuple(slices), tuple(beyond()) if is_low else ())
 
     def each_draw(self, outputs: Sequence[Sample]) -> list[dict[str, float]]:
-        """Return, for each sample by itself, the figures that decide a word of the operator table."""
+        """Return, for each sample by itself, the figures by which the operator table judges."""
         by_sample = zip_longest(
             self.exact.pairs_by_sample(outputs), self.reference.pairs_by_sample(outputs), fillvalue=NO_PAIRS
         )

@@ -7,12 +7,14 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from ci.explain.audit import AuditRow, AuditRows, NoProgram
+from ci.explain.crash import CrashRequest, CrashResult
 from ci.explain.divergence import DivergenceLimits, DivergenceResult, DivergentOperator, remains_of
 from ci.explain.lane import only
 from ci.explain.losses import Loss, ScoreRequest, Scores
 from ci.explain.operator_script import OperatorScript, ScriptRequest
 from ci.explain.replay import ReplayRequest, ReplayResult
 from ci.explain.rewriting import ModelRewrite, Rewritten
+from ci.explain.upstream_report import ReportRequest
 from ci.lanes.onnx.model_file import REWRITTEN, GraphProblem
 from ci.lanes.onnx.orders import (
     Losses,
@@ -49,6 +51,16 @@ def chosen_program(model: OneModel, choice: Choice) -> OnnxProgram:
 def replay(model: OneModel, program: OnnxProgram, request: ReplayRequest) -> ReplayResult:
     """Return no steps, because QNN's provider shows none."""
     return ReplayResult(None, 0)
+
+
+def crash_of(model: OneModel, program: OnnxProgram, request: CrashRequest) -> CrashResult:
+    """Return nothing: the crash itself names the operator where it can be known."""
+    return CrashResult()
+
+
+def report_of(model: OneModel, program: OnnxProgram, request: ReportRequest) -> OperatorScript:
+    """Return no script, because no step of QNN's provider is known to be at fault."""
+    return OperatorScript("", "")
 
 
 def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimits) -> DivergenceResult:

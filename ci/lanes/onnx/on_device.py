@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from ci.hub.service import run_of_plan
 from ci.lanes.onnx.findings import build_id_of, costs_of
 from ci.lanes.onnx.orders import CONTEXT
 from ci.lanes.onnx.samples import JUDGED
 from ci.lanes.onnx.stage import COMPILED, ON_DEVICE, OnnxPlan
 from ci.lanes.onnx.suite import SUITES, OnnxProgram
+from ci.suite.context_jobs import onnx_library
 from ci.suite.device_stage import (
     DEVICE,
+    HostedDevices,
     ReadyProgram,
     accepted_fields,
     device_results,
@@ -25,7 +28,8 @@ from ci.work import Result
 
 def results_of_device(plan: OnnxPlan, results: Results) -> Mapping[str, Result]:
     assert plan.device is not None
-    return device_results(plan.programs, partial(_ready_program, results), plan.device, plan.logs)
+    hosted = HostedDevices(run_of_plan(plan, plan.device), onnx_library())
+    return device_results(plan.programs, partial(_ready_program, results), plan.device, plan.logs, hosted)
 
 
 def _ready_program(results: Results, program: OnnxProgram) -> ReadyProgram | None:

@@ -31,7 +31,7 @@ from ci.lanes.onnx.samples import (
     Divided,
     calibration_samples,
     divide_samples,
-    resembling,
+    draw_resembling,
 )
 from ci.lanes.onnx.suite import OnnxCase, OnnxOrder
 from ci.models.inputs import (
@@ -191,8 +191,8 @@ def _resembling_samples(sample: Sample, case: OnnxCase, count: int | None) -> Di
     from ci.models.factory import CALIBRATION_SEED
 
     count = most_calibrating(count, has_data=False)
-    samples = [resembling(sample, number) for number in range(case.inferences or DRAWN_COMPARED)]
-    calibration = [resembling(sample, CALIBRATION_SEED + index) for index in range(count)]
+    samples = [draw_resembling(sample, number) for number in range(case.inferences or DRAWN_COMPARED)]
+    calibration = [draw_resembling(sample, CALIBRATION_SEED + index) for index in range(count)]
     return Divided(samples, [*samples, *calibration][:count], InputsUsed(len(samples), count))
 
 

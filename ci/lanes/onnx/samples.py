@@ -45,7 +45,9 @@ class ModelFiles:
     prepared: Path
     """This folder holds the samples and the float model's outputs."""
     source: Path
+    """The model as the user gave it, prepared."""
     model: Path
+    """The model as the run has it, perhaps quantized."""
     quantized: Path
     """This folder holds what the run made of the model."""
 
@@ -83,14 +85,14 @@ def divide_samples(samples: Sequence[Sample], inferences: int | None, calibratio
     return Divided(compared, calibrating, used)
 
 
-def resembling(sample: Sample, number: int) -> Sample:
+def draw_resembling(sample: Sample, number: int) -> Sample:
     """Return the sample itself for 0, else another one: drawn evenly between the smallest and largest finite
     value of each array. An array of one value stays."""
     import numpy as np
 
     generator = np.random.default_rng(number)
 
-    def of(array: Array) -> Array:
+    def draw(array: Array) -> Array:
         finite = array[np.isfinite(array)]
         if not finite.size:
             return array
@@ -101,7 +103,7 @@ def resembling(sample: Sample, number: int) -> Sample:
             generator.integers(int(low), int(high), array.shape, endpoint=True).astype(array.dtype)
         )
 
-    return {name: of(array) for name, array in sample.items()} if number else dict(sample)
+    return {name: draw(array) for name, array in sample.items()} if number else dict(sample)
 
 
 def calibration_samples(source: str, signature: GraphSignature, search_path: Path) -> list[Sample]:

@@ -34,6 +34,7 @@ from ci.lanes.onnx.suite import SUITES, OnnxProgram, ProgramRequest, calibrating
 from ci.models.own_packages import OwnPackages
 from ci.one_model.model import OneModel
 from ci.suite.accepted import COSTS, load_tolerances
+from ci.suite.device_stage import check_device
 from ci.suite.figures import add_samples, describe_figures, round_figures
 from ci.suite.findings import known_faults, verdict
 from ci.suite.lane import Remarks
@@ -193,6 +194,7 @@ def compiling(plan: OnnxPlan) -> Step[OnnxProgram]:
 
 
 def _line(passes: Callable[[OnnxProgram, Result], bool], program: OnnxProgram, result: Result) -> Line:
+    # A case of the operator table that fails as it is recorded is no news.
     if recorded_failure(program, result):
         return Line("done")
     if result.failure:
@@ -271,6 +273,7 @@ def _add_figures(result: Result, score: MetricFigures | Failure) -> Result:
 def compile_programs(plan: OnnxPlan) -> dict[str, Result]:
     with_metric = [program for program in plan.programs if program.case.metric]
     without = [program for program in plan.programs if not program.case.metric]
+    # A user's metric is computed of the emulator's outputs alone.
     if plan.device:
         return run_cached_step(compiling_for_device(plan), plan.programs)
     results = run_cached_step(compiling(plan), without)
@@ -313,9 +316,11 @@ STAGE, ON_DEVICE, COMPILED = "test_onnx", "test_onnx_device", "onnx"
 def plan_of_suite(
     programs: Sequence[OnnxProgram], options: StageOptions, stages: tuple[str, ...]
 ) -> OnnxPlan:
+    device = options.device if ON_DEVICE in stages else None
+    if device:
+        check_device(device)
     require_installed()
     plan = plan_of(programs, options.selection, options.work)
-    device = options.device if ON_DEVICE in stages else None
     return replace(plan, new_baseline=options.accept, device=device)
 
 

@@ -50,7 +50,7 @@ NAMES = dict.fromkeys([*(precision.suite_name for precision in PRECISIONS.values
 
 
 class OnnxRun(MixedRun):
-    precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)})]
+    precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)}, examples=["8a8w"])]
     """The suite may write either name of a precision; the run has ONNX Runtime's."""
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] | None = None

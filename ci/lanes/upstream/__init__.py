@@ -2,6 +2,10 @@
 work."""
 
 from ci.suite.lane_head import TESTS, LaneHead, LaneStage
+from provisioning.base.settings import MANIFESTS
+
+SUITES = MANIFESTS / "upstream" / "suites.toml"
+"""The table of ExecuTorch's suites."""
 
 HEAD = LaneHead(
     name="upstream",

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ci.artifacts.compiler_log import CRASHES
+from ci.lanes.upstream import SUITES
 from ci.work import File, Folder, default_slots, first_line
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.settings import MANIFESTS
 
 if TYPE_CHECKING:
     from ci.suite.runner import Runner, RunnerOrder
@@ -99,7 +99,7 @@ class SuiteTable(Model):
 
 @cache
 def upstream_suites() -> Mapping[str, UpstreamSuite]:
-    table = load(MANIFESTS / "upstream" / "suites.toml", SuiteTable)
+    table = load(SUITES, SuiteTable)
     return {suite.name: suite for suite in table.suite}
 
 

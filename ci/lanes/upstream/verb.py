@@ -7,8 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ci.lanes.upstream import SUITES
 from ci.suite.lane_head import TESTS
 from ci.suite.options import HOW, SHOWS, WHICH, Choice, StageFlags, add_choice
+from provisioning.base import toml
+from provisioning.base.errors import UnknownName
 from provisioning.base.option_fields import add_options, option, read_options
 from provisioning.base.selection import add_selection, host_selection
 
@@ -42,6 +45,7 @@ def options_of(args: argparse.Namespace) -> UpstreamOptions:
     flags, choice = read_options(UpstreamFlags, args), read_options(Choice, args)
     return UpstreamOptions(
         selection=host_selection(args),
+        # Without `suites`, which are files in `Choice`, and names on this command line.
         choice=Choice(words=choice.words, shard=choice.shard),
         sample=flags.sample,
         work=flags.work_options(),
@@ -65,16 +69,21 @@ class UpstreamStage:
             parser.add_argument("suites", nargs="*", metavar="SUITE", help=words)
         add_tests(parser)
 
+    def check(self, args: argparse.Namespace) -> None:
+        """Refuse a suite that does not exist, before minutes go into the environment."""
+        table = toml.loads(SUITES.read_text(encoding="utf-8"))
+        names = [suite["name"] for suite in table["suite"]]
+        for name in args.suites:
+            if name not in names:
+                raise UnknownName(f"{name} is no suite", name, names)
+
     def run(self, args: argparse.Namespace) -> int:
         from ci.lanes.upstream.stage import run_suites
         from ci.lanes.upstream.suite import upstream_suites
-        from provisioning.base.errors import UnknownName
         from provisioning.base.stage_run import StageRun
 
+        self.check(args)
         by_name = upstream_suites()
-        for name in args.suites:
-            if name not in by_name:
-                raise UnknownName(f"{name} is no suite", name, by_name)
         names = dict.fromkeys(args.suites or by_name)
         suites = [by_name[name].model_copy(update={"command": (self.name,)}) for name in names]
         options = options_of(args)

@@ -82,6 +82,9 @@ class DecoderLayer(nn.Module):
 
 
 class Llama(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, words: int, width: int, layers: int, heads: int, groups: int, context: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 if TYPE_CHECKING:
     from onnx.backend.test.case.test_case import TestCase
 
+    from ci.models.inputs import Array
+
 FormalParameterOption = onnx.defs.OpSchema.FormalParameterOption
 PACKAGE = "onnx.backend.test.case.node"
 
 
-def node(
-    test: str, module: str, opset: int, constants: str = ""
-) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+def node(test: str, module: str, opset: int, constants: str = "") -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Return a test's model in this opset, with its inputs; the inputs that `constants` names (A,B) become
     weights of the model."""
     importlib.import_module(f"{PACKAGE}.{module}")
@@ -34,7 +33,7 @@ def node(
 
 def model_of(
     case: TestCase, opset: int, constants: tuple[str, ...]
-) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
     model, values = onnx.ModelProto(), inputs_of(case)
     assert case.model is not None
     model.CopyFrom(case.model)
@@ -69,21 +68,21 @@ def _keep_main_output(graph: onnx.GraphProto) -> None:
     graph.output.extend(outputs)
 
 
-def inputs_of(case: TestCase) -> dict[str, NDArray[Any]]:
+def inputs_of(case: TestCase) -> dict[str, Array]:
     assert case.model is not None
     assert case.data_sets
     values = (_array(value) for value in case.data_sets[0][0])
     return {info.name: value for info, value in zip(case.model.graph.input, values, strict=True)}
 
 
-def outputs_of(case: TestCase) -> dict[str, NDArray[Any]]:
+def outputs_of(case: TestCase) -> dict[str, Array]:
     assert case.model is not None
     assert case.data_sets
     values = (_array(value) for value in case.data_sets[0][1])
     return {info.name: value for info, value in zip(case.model.graph.output, values, strict=True)}
 
 
-def _array(value: Any) -> NDArray[Any]:
+def _array(value: object) -> Array:
     """Convert a test's value to an array; doubles become floats, because models have none."""
     array = numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
     return array.astype(np.float32) if array.dtype == np.float64 else array

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +26,11 @@ class Between(nn.Module):
 
 
 class Calls(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor) -> object:
         return self.function(x)
 
 
