@@ -60,6 +60,8 @@ class Linter:
     command: Sequence[str]
     fix: str
     fixer: Sequence[str] = ()
+    reads_types: str = ""
+    """Names an environment whose packages it reads too, for their types."""
 
 
 PYTHON = sys.executable
@@ -79,7 +81,7 @@ TOOLS = {
         ["ruff", "check", "--fix", "."],
     ),
     "format": Linter(["ruff", "format", "--check", "."], session("lint", "--fix"), ["ruff", "format", "."]),
-    "types": Linter(["mypy"], "correct the types named above"),
+    "types": Linter(["mypy"], "correct the types named above", reads_types="executorch"),
     "generated": Linter(
         [PYTHON, "-m", "lab", "generate", "--check"],
         session("generate"),
@@ -325,7 +327,7 @@ def _run_tool(name: str, tool: Linter, places: Mapping[str, str] | None = None) 
         done = subprocess.run(
             tool.command,
             cwd=ROOT,
-            env=_environment(),
+            env={**_environment(), **_packages_of(tool.reads_types)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -343,6 +345,17 @@ def _run_tool(name: str, tool: Linter, places: Mapping[str, str] | None = None) 
             findings.append(_finding(f"lint-{name}", subject, match["message"], tool.fix))
     program = Path(tool.command[0]).name
     return findings or [_finding(f"lint-{name}", program, f"\n{done.stdout.strip()}", tool.fix)]
+
+
+def _packages_of(environment: str) -> dict[str, str]:
+    """Return the variable by which a tool finds the packages of another environment, which is made first."""
+    if not environment:
+        return {}
+    from provisioning.python_environments import PythonEnvironments, environments_folder
+
+    python = PythonEnvironments(environments_folder(), print).interpreter(environment)
+    packages = capture([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+    return {"PYTHONPATH": packages.stdout.strip()}
 
 
 def _environment() -> dict[str, str]:

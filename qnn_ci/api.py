@@ -111,12 +111,12 @@ class Ran(Answer):
 
 
 def compile(
-    model: Any,
-    inputs: Any = None,
+    model: object,
+    inputs: object = None,
     *,
     precision: str | None = None,
     soc: str | None = None,
-    calibrate: str | os.PathLike[str] | Sequence[Any] | None = None,
+    calibrate: str | os.PathLike[str] | Sequence[object] | None = None,
     output: str | os.PathLike[str] | None = None,
     options: Sequence[str] = (),
 ) -> Compiled:
@@ -135,12 +135,12 @@ def compile(
 
 
 def audit(
-    model: Any,
-    inputs: Any = None,
+    model: object,
+    inputs: object = None,
     *,
     precisions: Sequence[str] = (),
     soc: str | None = None,
-    calibrate: str | os.PathLike[str] | Sequence[Any] | None = None,
+    calibrate: str | os.PathLike[str] | Sequence[object] | None = None,
     options: Sequence[str] = (),
 ) -> Audited:
     """Find what of a model HTP takes at each precision, and what stays on the CPU.
@@ -156,7 +156,7 @@ def audit(
 
 def run(
     program: str | os.PathLike[str],
-    *inputs: Any,
+    *inputs: object,
     output: str | os.PathLike[str] | None = None,
     options: Sequence[str] = (),
 ) -> Ran:
@@ -218,8 +218,8 @@ class _Request:
 @contextmanager
 def _request(
     verb: str,
-    model: Any,
-    inputs: Any = None,
+    model: object,
+    inputs: object = None,
     soc: str | None = None,
     calibrate: Any = None,
     output: str | os.PathLike[str] | None = None,
@@ -256,12 +256,12 @@ def _request(
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _export_to_bytes(model: Any, inputs: Any) -> bytes:
+def _export_to_bytes(model: object, inputs: object) -> bytes:
     """Export a module to a .pt2, which the user's own torch writes. Equal modules give equal bytes, so the
     command's cache knows them again."""
     import torch
 
-    program = model
+    program: Any = model
     if isinstance(model, torch.nn.Module):
         if inputs is None:
             raise TypeError("a torch module needs example inputs: compile(net, inputs)")
@@ -279,7 +279,7 @@ def _export_to_bytes(model: Any, inputs: Any) -> bytes:
     return content.getvalue()
 
 
-def _samples(samples: Iterable[Any]) -> list[bytes]:
+def _samples(samples: Iterable[object]) -> list[bytes]:
     import torch
 
     contents = []
@@ -290,7 +290,7 @@ def _samples(samples: Iterable[Any]) -> list[bytes]:
     return contents
 
 
-def _input(value: Any, path: Path) -> Path:
+def _input(value: object, path: Path) -> Path:
     if isinstance(value, (str, os.PathLike)):
         return Path(value)
     import numpy
@@ -299,7 +299,7 @@ def _input(value: Any, path: Path) -> Path:
     return path
 
 
-def _tuple(inputs: Any) -> tuple[Any, ...]:
+def _tuple(inputs: object) -> tuple[Any, ...]:
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 

@@ -28,7 +28,7 @@ class Qnn:
     precision: str | None = None
     soc: str | None = None
 
-    def compile(self, model: Any, inputs: Any = None, **more: Any) -> api.Compiled:
+    def compile(self, model: object, inputs: object = None, **more: Any) -> api.Compiled:
         """Compile as qnn_ci.compile does. Its accuracy is in the JUnit case, too."""
         __tracebackhide__ = True
         answer = api.compile(model, inputs, **{"precision": self.precision, "soc": self.soc, **more})
@@ -36,7 +36,7 @@ class Qnn:
         self._record(answer, figures)
         return answer
 
-    def audit(self, model: Any, inputs: Any = None, **more: Any) -> api.Audited:
+    def audit(self, model: object, inputs: object = None, **more: Any) -> api.Audited:
         """Audit as qnn_ci.audit does, at the marker's precision."""
         __tracebackhide__ = True
         precisions = (self.precision,) if self.precision else ()

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,13 @@ def pytest_collection_modifyitems(
     result = yield
     shards.take_shard(config, items)
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    needing = any(item.get_closest_marker(marker) for marker in (needs.MARKER, engine.MARKER))
+    with needs.programs_on_path() if needing else nullcontext():
+        return (yield)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -198,8 +198,11 @@ def onnx_in_which(patch: pytest.MonkeyPatch, folder: Folder, outcome: str) -> An
     how = {DIES: "crashes", LATE: "computes"}.get(outcome)
     wrong = {"do": "compile_context", "how": how} if how else {}
     document = {"replies": replies, "wrong": wrong, "made": {}}
-    (folder.path / "replies.json").write_text(json.dumps(document), encoding="utf-8")
-    environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(folder.path)}
+    # The same for all tests of a run: a process belongs to these variables.
+    stand_in = folder.path.parents[1] / "stand-in"
+    stand_in.mkdir(exist_ok=True)
+    (stand_in / "replies.json").write_text(json.dumps(document), encoding="utf-8")
+    environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(stand_in)}
     patch.setattr(onnx_stage, "WORKER", onnx_worker.__name__)
     patch.setattr(onnx_stage, "environment", lambda own=None: environment)
     return ONNX
@@ -284,6 +287,7 @@ EXECUTORCH_CASE = {
     "metric": RIGHT,
     "delegates": 2,
     "cpu_budget": 3,
+    "fold_constants": True,
 }
 ONNX_RUN = RUN | {
     "precision": "u16u16",

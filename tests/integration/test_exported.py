@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def decides():
 
 def test_sizes_that_vary_become_those_of_the_example_and_are_reported(tmp_path: Path) -> None:
     (tmp_path / "varies.py").write_text(VARIES)
-    exported = find("varies:exported", tmp_path)(8)
+    exported: Any = find("varies:exported", tmp_path)(8)
     torch.export.save(exported, tmp_path / "net.pt2")
     for factory in ("net.pt2", "varies:net"):
         loaded = make(factory, {}, tmp_path)
@@ -98,6 +99,7 @@ class Quantized(nn.Module):
         return rounded
 
 
+@pytest.mark.long("imports torch in a process of its own")
 def test_a_quantized_model_is_loaded_by_a_process_that_has_quantized_nothing(tmp_path: Path) -> None:
     import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401
 

@@ -132,6 +132,18 @@ def test_a_module_that_is_nowhere_is_a_slip_of_its_name(folder: Path) -> None:
     assert refused.value.fix == "did you mean qnn_ci_net?" and not refused.value.missing
 
 
+def test_a_function_that_is_nowhere_is_a_slip_of_its_name(folder: Path) -> None:
+    with pytest.raises(BadFactory) as refused:
+        make("qnn_ci_net:trainin", {}, folder)
+    assert refused.value.fix == "did you mean qnn_ci_net:training?"
+
+
+def test_an_argument_that_is_nowhere_is_a_slip_of_its_name(folder: Path) -> None:
+    with pytest.raises(BadFactory) as refused:
+        make("qnn_ci_net:inputs", {"generater": 1}, folder)
+    assert refused.value.fix == "did you mean generator?"
+
+
 def test_inputs_without_a_value_are_refused(folder: Path) -> None:
     (folder / "qnn_ci_net.py").write_text(MODULE + "\ndef none(): return Good().eval(), (torch.zeros(0, 4),)")
     with pytest.raises(BadFactory, match=r"\[0, 4\]"):
@@ -156,7 +168,7 @@ def test_a_fixed_sample_alone_judges_and_calibrates_with_a_warning(folder: Path)
     assert other[1].dtype == torch.int64 and other[1].min() >= 3 and other[1].max() <= 9
     seeds = range(factory.CALIBRATION_SEED, factory.CALIBRATION_SEED + 40)
     drawn = torch.cat([loaded.sample(seed)[1].flatten() for seed in seeds])
-    assert (drawn.min(), drawn.max()) == (3, 9)
+    assert (int(drawn.min()), int(drawn.max())) == (3, 9)
     assert [rule for rule, _ in loaded.notes] == ["fixed-inputs"]
 
 
@@ -234,6 +246,7 @@ def test_the_line_that_changes_an_input_is_found(folder: Path) -> None:
     assert where_input_changes(make("qnn_ci_net:good", {}, folder).model, (torch.zeros(4),)) is None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
 def test_a_model_that_raises_while_it_runs_is_told_with_its_line(folder: Path) -> None:
     from ci.lanes.executorch.export import error_of
 

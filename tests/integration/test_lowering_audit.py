@@ -73,12 +73,15 @@ def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -
     from ci.models.factory import CALIBRATION_SEED, make
 
     loaded = make("tests.support.lowering_models:noise", {}, ROOT)
-    drawn = [loaded.model.weight.flatten(), *(loaded.sample(n)[0] for n in (0, 1, CALIBRATION_SEED))]
+    drawn = [
+        loaded.model.get_parameter("weight").flatten(),
+        *(loaded.sample(n)[0] for n in (0, 1, CALIBRATION_SEED)),
+    ]
     for index, first in enumerate(drawn):
         for other in drawn[:index]:
             assert abs(torch.corrcoef(torch.stack((first.detach(), other.detach())))[0, 1]) < 0.2
     again = make("tests.support.lowering_models:noise", {}, ROOT)
-    assert torch.equal(again.model.weight, loaded.model.weight)
+    assert torch.equal(again.model.get_parameter("weight"), loaded.model.get_parameter("weight"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -10,9 +10,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy
 import pytest
 
 from tests.support.runner import Home, dist, home, programs, runner_reports
+from tests.support.typed import typed
 
 __all__ = ["dist", "home", "programs", "runner_reports"]
 pytestmark = pytest.mark.heavy
@@ -51,6 +53,14 @@ def floats(data: bytes) -> list[float]:
     values = array.array("f")
     values.frombytes(data)
     return values.tolist()
+
+
+@pytest.mark.long("the runner may have to be built")
+def test_the_verb_run_reads_the_plain_numbers_that_a_program_gives(programs: Path, tmp_path: Path) -> None:
+    done = typed("run", programs / "numbers.pte", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    numbers = [numpy.load(tmp_path / "out" / f"output_{number}.npy").item() for number in (1, 2, 3)]
+    assert numbers == [3, 2.5, True]
 
 
 @pytest.mark.parametrize("name", EXACT)

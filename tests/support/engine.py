@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.needs import path_of_programs
+
 MARKER = "engine"
 SWITCH = "QNN_CI_TEST_ENGINE"
 PROGRAMS = {"dockerd": "docker.io", "docker": "docker.io", "mmdebstrap": "mmdebstrap"}
@@ -42,7 +44,8 @@ END_PATIENCE = 300.0
 @cache
 def lacking() -> str:
     """Why the tests cannot run here; empty if they can."""
-    missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
+    path = path_of_programs()
+    missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name, path=path)})
     if missing:
         return f"needs {', '.join(missing)}: apt-get install {' '.join(missing)}"
     if os.geteuid() != 0:

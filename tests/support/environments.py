@@ -87,7 +87,8 @@ esac"""
 def write_ndk(root: Path, revision: str = NDK) -> Path:
     clang = root / NDK_PREBUILT / "bin" / "clang++"
     clang.parent.mkdir(parents=True)
-    script(clang, CLANG.format(root=root / NDK_PREBUILT))
+    for compiler in (clang, clang.with_name("clang")):
+        script(compiler, CLANG.format(root=root / NDK_PREBUILT))
     script(clang.with_name("ld.lld"), "echo LLD 17.0.2")
     (root / NDK_PREBUILT / "AndroidVersion.txt").write_text("17.0.2\nbased on r487747d\n")
     library("libc++_shared.so", AARCH64, content=b"").write(root / NDK_PREBUILT / NDK_RUNTIME)

@@ -1,19 +1,23 @@
 """Programs that some tests use for real, and that a machine may lack.
 
 Tests marked `needs(...)` are left out where one is missing; the run's summary counts them for each package.
-With QNN_CI_TEST_PROGRAMS=required they run all the same, and fail.
+With QNN_CI_TEST_PROGRAMS=required they run all the same, and fail. Where QNN_CI_TEST_PATH has another PATH,
+these tests alone have it, and all others have what a reader has.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 MARKER = "needs"
 SWITCH = "QNN_CI_TEST_PROGRAMS"
+THEIR_PATH = "QNN_CI_TEST_PATH"
 
 PACKAGES = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
@@ -36,9 +40,22 @@ PACKAGES = {
 """The Debian and Ubuntu package of each program."""
 
 
+def path_of_programs() -> str:
+    """Return the PATH of tests that need programs."""
+    return os.environ.get(THEIR_PATH) or os.environ.get("PATH", os.defpath)
+
+
+@contextmanager
+def programs_on_path() -> Iterator[None]:
+    """Within this context, PATH has what some tests need."""
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("PATH", path_of_programs())
+        yield
+
+
 def _which(name: str) -> str | None:
     """A server's program is in the folder sbin, which a user's PATH may lack, beside a bin on PATH."""
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    folders = path_of_programs().split(os.pathsep)
     beside = [str(Path(folder).with_name("sbin")) for folder in folders if Path(folder).name == "bin"]
     return shutil.which(name, path=os.pathsep.join([*folders, *beside]))
 

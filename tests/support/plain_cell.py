@@ -45,8 +45,9 @@ class Between(torch.nn.Module):
         self.net, self.layers, self.bias = net, layers, scheme != "16a16w"
         self.before = torch.nn.ModuleList(map(self.layer, inputs))
         for layer in self.before:
+            assert isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)
             layer.weight.data = torch.softmax(4 * torch.randn(layer.weight.shape), 1)
-            if self.bias:
+            if layer.bias is not None:
                 layer.bias.data.zero_()
         with torch.no_grad():
             self.after = torch.nn.ModuleList(map(self.layer, self.inner(inputs)))

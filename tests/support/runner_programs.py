@@ -47,6 +47,20 @@ class Convolve(torch.nn.Module):
         return self.linear(torch.relu(self.convolution(x)).mean((2, 3)))
 
 
+class Pair(torch.nn.Module):
+    """Two inputs and two outputs, all of other shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 6)
+        # Most of its context are weights.
+        self.second = torch.nn.Sequential(torch.nn.Linear(3, 512), torch.nn.ReLU(), torch.nn.Linear(512, 6))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        first, second = self.first(x), self.second(y)
+        return torch.relu(second), first.sum(0, keepdim=True) * second
+
+
 class Count(torch.nn.Module):
     def forward(self) -> Any:
         return torch.arange(6).reshape(2, 3) + 1
@@ -75,8 +89,17 @@ class Permute(torch.nn.Module):
         return x * x
 
 
+class Numbers(torch.nn.Module):
+    """Gives plain numbers beside a tensor."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2, 3, 2.5, True
+
+
 class CountUp(torch.nn.Module):
     """Has state: each run gives one more."""
+
+    count: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,9 +171,13 @@ def make(request: Mapping[str, object]) -> dict[str, object]:
     save(into, "conv", Convolve().eval(), (image,), xnnpack=True)
     save(into, "last", Permute(), (image.to(memory_format=torch.channels_last),))
     convolution = torch.nn.Conv2d(3, 8, 3, padding=1)
+    unlike = torch.rand(2, 4), torch.rand(5, 3)
+    save_for_htp(into, "pair", Pair().eval(), unlike)
     save_for_htp(into, "htp", torch.nn.Sequential(convolution, torch.nn.ReLU()).eval(), (image,))
     save(into, "count", Count(), ())
     save(into, "state", CountUp(), (torch.ones(1),))
+    numbers = to_edge(export(Numbers(), (torch.ones(1),))).to_executorch()
+    (into / "numbers.pte").write_bytes(numbers.buffer)
     save(into, "lookup", LookUp(), (torch.tensor([1, 3]),))
     save(
         into,

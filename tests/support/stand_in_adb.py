@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 VERSION = 41
@@ -28,7 +28,7 @@ STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN = 0, 1, 2, 3, 4
 class Phone:
     """`state` is what `adb devices` would say."""
 
-    path: str = os.environ.get("PATH", os.defpath)
+    path: str = field(default_factory=lambda: os.environ.get("PATH", os.defpath))
     state: str = "device"
     corrupt: bool = False
     """Lose the last byte of each file that is sent, as a full disk would."""

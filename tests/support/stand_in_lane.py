@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ci.explain.crash import CrashRequest, CrashResult
 from ci.explain.divergence import DivergenceResult, DivergentOperator
 from ci.explain.replay import BrokenStep, ReplayRequest, ReplayResult
 from ci.explain.rewriting import Rewritten, RewrittenPlace
@@ -53,6 +54,8 @@ class StandInLane:
     samples: Path | None = None
     broken: BrokenStep | None = None
     """The step of the compiler that a replay finds."""
+    found = CrashResult()
+    """The operators at which the compiler dies."""
 
     def __init__(
         self,
@@ -83,6 +86,9 @@ class StandInLane:
 
     def replay(self, model: OneModel, program: Any, request: ReplayRequest) -> ReplayResult:
         return ReplayResult(self.broken, 1)
+
+    def crash_of(self, model: OneModel, program: Any, request: CrashRequest) -> CrashResult:
+        return self.found
 
     def rewritten(self, model: OneModel, rules: tuple[str, ...] | None = None) -> Rewritten:
         self.asked.append(rules)

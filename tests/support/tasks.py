@@ -23,6 +23,11 @@ def fail_to_prepare() -> None:
     raise ImportError("there is no such library")
 
 
+def prepare_for_ever(into: str) -> None:
+    Path(into).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
 def echo(request: dict[str, Any]) -> dict[str, Any]:
     print("a line of the log")
     return {**request, "process": os.getpid(), "imported_in": imported_in}

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,26 @@ if TYPE_CHECKING:
 VARIABLE = "QNN_TEST_TEMPLATES"
 """Names the socket of the process that has them."""
 
-SHARED = (
-    "ci.lanes.executorch.worker:prepare",
-    "ci.lanes.executorch.run_worker:prepare",
-    *(f"ci.lanes.onnx.worker:{name}" for name in ("prepare", "prepare_exporting")),
-    *(f"ci.lanes.llm.worker:{name}" for name in ("train", "generate", "lower")),
+_EXECUTORCH = (
+    *("numpy", "torch", "executorch.backends.qualcomm.utils.utils", "executorch.exir"),
+    "torchao.quantization.pt2e.quantize_pt2e",
 )
-"""What takes long to import, in the processes of lanes. Those that stand in for them in tests are small."""
+SHARED = {
+    "ci.lanes.executorch.worker:prepare": _EXECUTORCH,
+    "tests.support.exporting_worker:prepare": _EXECUTORCH,
+    "ci.lanes.executorch.run_worker:prepare": (),
+    "ci.lanes.onnx.worker:prepare": (),
+    "ci.lanes.onnx.worker:prepare_exporting": ("numpy", "torch"),
+    **dict.fromkeys(
+        [f"ci.lanes.llm.worker:{name}" for name in ("train", "generate", "lower")], ("numpy", "torch")
+    ),
+}
+"""What takes long to import, in the processes of lanes, and the libraries that are imported once for all of
+them. Those that stand in for them in tests are small."""
+
+IMPORTED = Path(__file__).with_name("imported.py")
+READ_LATER = ("HOME", "HF_HOME", "HUB_TOKEN", "OMP_NUM_THREADS", "PATH", "QNN_SDK_ROOT", "XDG_CACHE_HOME")
+"""No library reads these variables when it is imported, or the number of threads is always the same then."""
 
 MOST = 6
 """More processes are not kept: one with torch has half a gigabyte."""
@@ -142,6 +155,7 @@ class Server:
         self._folder = folder
         self._lock = threading.Lock()
         self._templates: OrderedDict[str, _Started] = OrderedDict()
+        self._libraries: dict[str, _Imported] = {}
 
     def answer(self, channel: socket.socket) -> None:
         with channel:
@@ -152,12 +166,29 @@ class Server:
                 # One that still works for somebody ends when that has ended too.
                 while len(self._templates) > MOST:
                     self._templates.popitem(last=False)
-            if control := template.control(json.loads(asked), self._folder):
+            if control := template.control(json.loads(asked), self._start):
                 socket.send_fds(channel, [b"x"], [control.fileno()])
+
+    def _start(self, asked: dict[str, Any]) -> socket.socket | None:
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile(dir=self._folder) as log:
+            if libraries := SHARED.get(asked["prepare"][0]):
+                self._imported(asked, libraries).become(asked, theirs.fileno(), log.fileno())
+            else:
+                command = ["-m", "ci.work.template", str(theirs.fileno()), *asked["prepare"]]
+                _popen(asked, command, theirs.fileno(), log)
+        return control if control.recv(len(READY)) == READY else None
+
+    def _imported(self, asked: dict[str, Any], libraries: Sequence[str]) -> _Imported:
+        kept = {name: value for name, value in asked["environ"].items() if name not in READ_LATER}
+        home = {**asked, "environ": kept, "prepare": libraries}
+        with self._lock:
+            return self._libraries.setdefault(json.dumps({**home, "cwd": ""}), _Imported(home))
 
     def close(self) -> None:
         with self._lock:
             self._templates.clear()
+            self._libraries.clear()
 
 
 class _Started:
@@ -165,26 +196,44 @@ class _Started:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
 
-    def control(self, asked: dict[str, Any], folder: Path) -> socket.socket | None:
+    def control(
+        self, asked: dict[str, Any], start: Callable[..., socket.socket | None]
+    ) -> socket.socket | None:
         with self._lock:
-            self._control = self._control or _start(asked, folder)
+            self._control = self._control or start(asked)
             return self._control
 
 
-def _start(asked: dict[str, Any], folder: Path) -> socket.socket | None:
-    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, tempfile.TemporaryFile(dir=folder) as log:
-        subprocess.Popen(
-            [asked["python"], "-m", "ci.work.template", str(theirs.fileno()), *asked["prepare"]],
-            cwd=asked["cwd"],
-            env=asked["environ"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-    return control if control.recv(len(READY)) == READY else None
+class _Imported:
+    """A process that has imported libraries, from when it is first needed."""
+
+    def __init__(self, home: dict[str, Any]) -> None:
+        self._home = home
+        self._lock = threading.Lock()
+        self._orders: socket.socket | None = None
+
+    def become(self, asked: dict[str, Any], *files: int) -> None:
+        """Let a fork of it become a template, with its socket and its log."""
+        with self._lock:
+            if self._orders is None:
+                self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs:
+                    command = [str(IMPORTED), str(theirs.fileno()), *self._home["prepare"]]
+                    _popen(self._home, command, theirs.fileno(), subprocess.DEVNULL)
+            socket.send_fds(self._orders, [json.dumps(asked).encode()], files)
+
+
+def _popen(asked: dict[str, Any], command: Sequence[str], socket_of_it: int, output: Any) -> None:
+    subprocess.Popen(
+        [asked["python"], *command],
+        cwd=asked["cwd"],
+        env=asked["environ"],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[socket_of_it],
+        start_new_session=True,
+    )
 
 
 def main(listening: socket.socket, folder: Path) -> None:

@@ -30,8 +30,8 @@ runpy.run_module(package, run_name="__main__", alter_sys=True)
 """Not by PYTHONPATH, which would be the user's."""
 
 
-READ_AT_START = re.compile(r"PYTHON|LD_|LC_|LANG|MALLOC_|GLIBC_|OPENSSL_|OMP_|OPENBLAS_")
-"""Variables that Python, its libraries and the loader read once."""
+READ_AT_START = re.compile(r"PYTHON|LD_|LC_|LANG|MALLOC_|GLIBC_|OPENSSL_")
+"""Variables that Python, its libraries and the loader read once; OMP_NUM_THREADS is read later."""
 
 
 def typed(

@@ -20,7 +20,7 @@ FLOORS = (
     {"artifacts", "work"},
     {"models"},
     {"suite"},
-    {"one_model"},
+    {"one_model", "hub"},
     {"operators"},
     {"explain"},
     {"lanes", "builds", "parity", "signing", "device", "inspect"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -161,7 +162,7 @@ class Replays(StandInLane):
 
 @pytest.mark.parametrize("outcome", [RED, Outcome("dies")])
 def test_what_a_replay_shows_is_the_cause_and_nothing_is_cut(tmp_path: Path, outcome: Outcome) -> None:
-    program = SimpleNamespace(soc="SM8650", run=SimpleNamespace(kind="fp16"))
+    program: Any = SimpleNamespace(soc="SM8650", run=SimpleNamespace(kind="fp16"))
     wrong = outcome if outcome.error else Outcome(figures=RED.figures, wrong=RED.wrong, of_chip=True)
     replays = Replays(tmp_path)
     cause = cause_of(replays.lane, replays.model, program, wrong)

@@ -9,9 +9,11 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +348,19 @@ def test_a_command_gets_the_reply_or_what_its_worker_says_against_it(tmp_path: P
         with pytest.raises(Refused) as caught:
             ask(error=error)
     assert (caught.value.message, caught.value.exit_code) == ("no model", 2)
+
+
+def test_imports_during_which_a_command_is_interrupted_leave_no_process(tmp_path: Path) -> None:
+    home = replace(home_in(tmp_path, "prepare_for_ever"), arguments=(str(tmp_path / "process"),))
+
+    def interrupt() -> None:
+        wait_until(lambda: (tmp_path / "process").is_file() and (tmp_path / "process").read_text())
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with ThreadPoolExecutor() as pool, pytest.raises(KeyboardInterrupt):
+        pool.submit(interrupt)
+        done(tmp_path, "echo", {}, home=home)
+    assert not is_there(int((tmp_path / "process").read_text()))
 
 
 def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Path) -> None:
