@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from functools import partial
 
-from ci.parity.buck import TWIN
+from ci.parity.buck_rules import TWIN
 from ci.parity.mapping import Findings, MappedPair, Variant, any_of
 from ci.parity.tree import (
     NamedItem,
