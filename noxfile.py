@@ -29,7 +29,8 @@ from lab.__main__ import VERBS as LABORATORY
 from provisioning.base.command_line import STARTED_BY, STARTED_IN, Verb, unknown_verb
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import BUILDS_TREE
-from provisioning.python_environments import PythonEnvironments, uv_program
+from provisioning.installer import uv_program
+from provisioning.python_environments import PythonEnvironments
 from qnn_ci.command import VERBS, check, program_of
 
 OF_NOX = {

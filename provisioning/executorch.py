@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,9 +23,6 @@ from provisioning.source_tree import state_of
 PYTHON_PATH = "PYTHONPATH"
 BY_WORD = ("--executorch", WHEEL)
 """The flags by which a user takes the wheel although a variable names a tree."""
-
-_SCHEMA = "backends/qualcomm/serialization/qc_schema.py"
-_CHIPS = "QcomChipset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,43 +80,6 @@ class Executorch:
 
 
 PROFILES_WHEEL = Executorch()
-
-
-def chips_known_to(package: Path) -> frozenset[str]:
-    """Read which chips an executorch compiles for from its source, since importing it takes seconds. Return
-    an empty set if the source does not say."""
-    # Late: a command's words are checked before any package is there, and this needs some.
-    from provisioning.manifest import load_socs
-
-    try:
-        tree = ast.parse((package / _SCHEMA).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
-        return frozenset()
-    chips: set[str] = set()
-    for statement in tree.body:
-        if isinstance(statement, ast.ClassDef) and statement.name == _CHIPS:
-            chips |= {name.id for name in ast.walk(statement) if isinstance(name, ast.Name)}
-    return frozenset(chips & load_socs().keys())
-
-
-def chip_instead(soc: str, known: Container[str]) -> Fix:
-    """Return what to do about a chip that an executorch does not know; `known` are those that it knows."""
-    from provisioning.manifest import nearest_socs
-
-    through = Fix(
-        "{}, because ONNX Runtime knows every chip", ("compile", "MODEL", "--soc", soc, "--through", "onnx")
-    )
-    alike = nearest_socs(soc, known)
-    if not alike:
-        return through
-    return Fix("{} has the same Hexagon; or {}", ("--soc", alike[0]), through)
-
-
-def installed_chips() -> frozenset[str]:
-    """Read which chips the executorch that this Python finds compiles for; empty if it finds none."""
-    spec = importlib.util.find_spec("executorch")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return chips_known_to(Path(places[0])) if places else frozenset()
 
 
 def building(profile: str, *flags: str) -> Fix:

@@ -1,5 +1,4 @@
-"""The locked Python environments in which verbs run: made once for each lock file, by uv or by pip; and their
-lock files read, which `nox -s lock` writes.
+"""The locked Python environments in which verbs run: made once for each lock file, by uv or by pip.
 
 noxfile.py and `qnn-ci` import it before any environment exists, where filelock is the only package.
 """
@@ -17,14 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import pip_settings
-from provisioning.base.commands import Fix, capture, session
-from provisioning.base.errors import EnvironmentLacking, UpstreamError
+from provisioning.base.commands import Fix
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.progress import show_working
-from provisioning.base.proxies import dead_proxy
-from provisioning.base.settings import CLONE, MANIFESTS, ROOT, cache_folder
-
-LOCKS = MANIFESTS / "locks"
-TORCH = MANIFESTS / "torch"
+from provisioning.base.settings import CLONE, ROOT, cache_folder
+from provisioning.installer import (
+    installer_command,
+    is_other_build,
+    raise_known_cause,
+    require_room,
+    run_installer,
+    try_installer,
+    uv_program,
+)
+from provisioning.lock_files import LOCKS, TORCH
 
 IN_IMAGE = "QNN_CI_ENVIRONMENTS"
 """The folder with environments that our images have already, each beside its lock."""
@@ -131,19 +136,21 @@ class PythonEnvironments:
         python = home / "bin" / "python"
         # A wheel brings no other torch than that of the lock file.
         wheels = ["--no-deps", "--force-reinstall"] if packages[0].endswith(".whl") else []
-        _run([*_installer(python, uv), *wheels, *packages], home)
+        run_installer([*installer_command(python, uv), *wheels, *packages], home)
         (home / "lock.txt").write_text(self._lock(name), encoding="utf-8")
         return str(python)
 
     def _fill(self, name: str, home: Path, uv: str | None) -> None:
         maker = [uv, "venv", "--python", base_python()] if uv else [sys.executable, "-m", "virtualenv"]
-        _run([*maker, "--quiet", str(home)], self.folder)
+        run_installer([*maker, "--quiet", str(home)], self.folder)
         for line in self._lock(name).splitlines():
             if line.startswith("# torch: "):
                 self.install_torch(home, line.removeprefix("# torch: "), uv)
         python = home / "bin" / "python"
         lock_file = self.locks / f"{name}.txt"
-        _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(lock_file)], home)
+        run_installer(
+            [*installer_command(python, uv), "--require-hashes", "--no-deps", "-r", str(lock_file)], home
+        )
 
     def _remove_unused(self, name: str) -> None:
         """Remove environments of other versions of us that nobody has started for long."""
@@ -154,7 +161,7 @@ class PythonEnvironments:
     def _require_room(self, lock: str) -> None:
         """Require the room on disk that the lock file says its packages take."""
         if room := re.search(r"^# room: (\d+) MB$", lock, re.MULTILINE):
-            _require_room(self.folder, int(room[1]))
+            require_room(self.folder, int(room[1]))
 
     def _uv_for(self, name: str) -> str | None:
         """The user's own uv, else the locked one, which takes a third of pip's time; None: pip must do."""
@@ -177,20 +184,20 @@ class PythonEnvironments:
         output = ""
         for lock, pytorchs in ((cpu, False), (cpu, True), (index, False)):
             if lock == index:
-                why = "not on record" if _differs(output) else "not to be had"
+                why = "not on record" if is_other_build(output) else "not to be had"
                 self.log(f"a CPU build of torch is {why}; trying the index's own, of several GB")
-                _require_room(home, TORCH_OF_INDEX_MB)
-            command = _installer(python, uv)
+                require_room(home, TORCH_OF_INDEX_MB)
+            command = installer_command(python, uv)
             if pytorchs:
                 if uv is None or pip_settings.no_index(os.environ):
                     continue
                 command.append("--torch-backend=cpu")
-            _, attempt = _attempt([*command, "--no-deps", "--require-hashes", "-r", str(lock)])
+            _, attempt = try_installer([*command, "--no-deps", "--require-hashes", "-r", str(lock)])
             if _has_torch(home):
                 return
-            _raise_known(attempt, home)
+            raise_known_cause(attempt, home)
             output += attempt
-        if _differs(output):
+        if is_other_build(output):
             raise EnvironmentLacking(
                 f"your index has {requirement} in a build that is not on record in {self.torch}, so it was "
                 "not installed",
@@ -203,176 +210,9 @@ def _stamp(lock: str) -> str:
     return hashlib.sha256(f"{base_python()}\n{sys.version}\n{lock}".encode()).hexdigest()
 
 
-def uv_program() -> str | None:
-    """The user's own uv, else the one that was installed together with us."""
-    own = Path(sys.executable).with_name("uv")
-    return shutil.which("uv") or (str(own) if own.is_file() else None)
-
-
 def _has_torch(home: Path) -> bool:
     return any(home.glob("lib/python*/site-packages/torch-*.dist-info"))
 
 
-def _installer(python: Path, uv: str | None) -> list[str]:
-    if uv is None:
-        return [str(python), "-m", "pip", "install", "--quiet"]
-    # pip always does. A Python that writes none as it imports would compile torch at each start.
-    bytecode = ["--compile-bytecode"] if sys.dont_write_bytecode else []
-    flags = [*pip_settings.uv_flags(os.environ), *bytecode]
-    return [uv, "pip", "install", "--quiet", *flags, "--python", str(python)]
-
-
-def _run(command: list[str], folder: Path) -> None:
-    code, output = _attempt(command)
-    if not code:
-        return
-    _raise_known(output, folder)
-    raise EnvironmentLacking(
-        f"{Path(command[0]).name} ended with exit code {code}, so the environment is not complete:"
-        f"\n{output.strip()}",
-        fix="correct that, then type the command again",
-    )
-
-
-def _attempt(command: list[str]) -> tuple[int, str]:
-    """Run an installer; returns the exit code and all that it printed."""
-    process = capture(command, env=_variables())
-    return process.returncode, process.stdout + process.stderr
-
-
-def _require_room(folder: Path, megabytes: int) -> None:
-    free = shutil.disk_usage(folder).free >> 20
-    if free < megabytes:
-        raise EnvironmentLacking(
-            f"{folder}: {megabytes:,} MB are needed for the packages, and {free:,} MB are free",
-            fix=ANOTHER_DISK,
-        )
-
-
-NO_ROOM = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
-NO_NETWORK = re.compile(
-    r"error sending request|dns error|failed to lookup address|name resolution|connection refused"
-    r"|network is unreachable|connect error|timed out|max retries exceeded|the network was disabled",
-    re.IGNORECASE,
-)
-ANOTHER_DISK = "free some space, or choose another disk: XDG_CACHE_HOME, and UV_CACHE_DIR for uv's own cache"
-
-
-def _raise_known(output: str, folder: Path) -> None:
-    """Raise the error where an installer failed of the disk or of the network: no other build would help."""
-    if NO_ROOM.search(output):
-        # The one of least room is full: uv's cache may lie on another disk.
-        rooms = {
-            place: shutil.disk_usage(place).free >> 20 for place in (folder, _uv_cache()) if place.is_dir()
-        }
-        full = min(rooms, key=rooms.__getitem__)
-        message = f"{full}: no space left on device ({rooms[full]:,} MB free)"
-        raise EnvironmentLacking(message, fix=ANOTHER_DISK)
-    if name := dead_proxy(output):
-        raise UpstreamError(
-            f"the proxy that {name} names does not answer", fix=f"correct {name}, or unset it: unset {name}"
-        )
-    if NO_NETWORK.search(output):
-        *_, line = (line.strip() for line in output.splitlines() if NO_NETWORK.search(line))
-        cause = re.sub(r"^(caused by|cause|hint): ", "", line, flags=re.IGNORECASE)
-        raise UpstreamError(
-            f"the package index cannot be reached: {cause}",
-            fix="check the network, or name an index that can be reached (PIP_INDEX_URL or UV_DEFAULT_INDEX),"
-            " then type the command again",
-        )
-
-
-def _uv_cache() -> Path:
-    """Return the folder in which uv keeps what it downloads."""
-    if folder := os.environ.get("UV_CACHE_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "uv")
-
-
-def _variables() -> dict[str, str]:
-    own = pip_settings.uv_config_variables(os.environ)
-    return {**os.environ, **pip_settings.uv_variables(os.environ), **own}
-
-
-def _differs(output: str) -> bool:
-    return re.search("hash mismatch|do not match the hashes", output, re.IGNORECASE) is not None
-
-
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else ""
-
-
-CUDA_ONLY = re.compile(r"nvidia-.+|cuda-.+|triton")
-CPU = "cpu.txt"
-PYTORCHS_INDEX = "--torch-backend=cpu"
-"""The flag of uv for PyTorch's index; pip does not know that index."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One pinned requirement: its line without hashes, and its hashes."""
-
-    name: str
-    line: str
-    hashes: tuple[str, ...]
-
-    @property
-    def version(self) -> str:
-        return self.line.partition("==")[2].partition(";")[0].strip()
-
-    @property
-    def text(self) -> str:
-        return " \\\n".join([self.line, *(f"    --hash={value}" for value in self.hashes)])
-
-
-def lock_path(environment: str) -> Path:
-    return LOCKS / f"{environment}.txt"
-
-
-def cpu_wheel(python: str, record: Path) -> str:
-    """The address, with its hash, of PyTorch's own CPU build for x86-64 Linux and a Python such as "3.11".
-
-    Empty if that is not on record or cannot be had."""
-    import tempfile
-
-    from provisioning.base import toml
-
-    command = [require_uv(), "pip", "compile", "-", "--quiet", "--no-deps", PYTORCHS_INDEX]
-    command += pip_settings.uv_flags(os.environ)
-    command += ["--python-version", python, "--python-platform", "x86_64-unknown-linux-gnu"]
-    for entry in entries_of(record):
-        with tempfile.TemporaryDirectory() as folder:
-            lock = Path(folder, "pylock.toml")
-            capture([*command, "--output-file", str(lock)], input=entry.line, cwd=folder, env=_variables())
-            packages = toml.loads(_text(lock)).get("packages", ())
-        for wheel in (wheel for package in packages for wheel in package["wheels"]):
-            digest = wheel.get("hashes", {}).get("sha256")
-            # One of a local folder has no address.
-            if "url" in wheel and f"sha256:{digest}" in entry.hashes:
-                return f"{wheel['url']}#sha256={digest}"
-    return ""
-
-
-def require_uv() -> str:
-    if uv := uv_program():
-        return uv
-    raise EnvironmentLacking("uv, which resolves the lock files, is not installed", fix=session("lock"))
-
-
-def entries_in(text: str) -> list[Entry]:
-    """The requirements of a lock file."""
-    entries = []
-    for line in map(str.strip, text.replace("\\\n", " ").splitlines()):
-        if line and not line.startswith("#"):
-            pin, *hashes = re.split(r"\s+--hash=", line)
-            entries.append(Entry(name_of(pin), pin, tuple(sorted(hashes))))
-    return entries
-
-
-def name_of(requirement: str) -> str:
-    match = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
-
-
-def entries_of(path: Path) -> list[Entry]:
-    return entries_in(path.read_text(encoding="utf-8")) if path.is_file() else []

@@ -164,7 +164,8 @@ def main() -> int:
 
 def _start(verb: str, arguments: Sequence[str]) -> int:
     """Replace this process: signals, the terminal and the exit code are then the verb's own."""
-    from provisioning.python_environments import PythonEnvironments, environments_folder, uv_program
+    from provisioning.installer import uv_program
+    from provisioning.python_environments import PythonEnvironments, environments_folder
 
     package, environment = program_of(verb, arguments, Path.cwd())
     if package == "ci" and verb == "shell" and not CLONE:

@@ -36,8 +36,8 @@ from provisioning.base.files import hash_file
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, HEXAGON_SDK, QNN_SDK
+from provisioning.lock_files import CPU, TORCH, cpu_wheel, lock_path
 from provisioning.manifest import Component, Licence, Profile, load_profile
-from provisioning.python_environments import CPU, TORCH, cpu_wheel, lock_path
 
 if TYPE_CHECKING:
     from provisioning.store import Store, Tree

@@ -36,7 +36,8 @@ from provisioning.base.errors import (
 )
 from provisioning.base.files import hash_file, mutex, replace_text
 from provisioning.base.findings import Metric
-from provisioning.python_environments import CUDA_ONLY, NO_NETWORK, Entry, entries_in, uv_program
+from provisioning.installer import NO_NETWORK, uv_program
+from provisioning.lock_files import CUDA_ONLY, Entry, entries_in
 
 VARIABLE = "QNN_CI_REQUIREMENTS"
 """The variable names the requirements for suites that name none."""

@@ -32,7 +32,7 @@ from provisioning.base.errors import (
     UpstreamError,
     UsageError,
 )
-from provisioning.python_environments import uv_program
+from provisioning.installer import uv_program
 
 YES_OR_NO = r"[\[(]y(?:es)?\s*/\s*n(?:o)?[\])]"
 ASKS_TO_AGREE = r"\b(?:agree|accept|continue)\b[^\n]*\?"

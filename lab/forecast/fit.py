@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.lanes.onnx.product import answer_in, estimating
-from ci.lanes.onnx.stage import plan_of, require_installed
+from ci.lanes.onnx.steps import plan_of, require_installed
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.one_model.forecast import ACCEPTED, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
 from ci.one_model.phones import MANIFEST

@@ -27,8 +27,7 @@ from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import ManifestError, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import load_profile
-from provisioning.python_environments import (
+from provisioning.lock_files import (
     CPU,
     CUDA_ONLY,
     PYTORCHS_INDEX,
@@ -40,6 +39,7 @@ from provisioning.python_environments import (
     name_of,
     require_uv,
 )
+from provisioning.manifest import load_profile
 
 SCHEMA = 1
 INDEX = "index.txt"

@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.onnx.stage import require_installed
+    from ci.lanes.onnx.steps import require_installed
 
     require_installed()
     from lab.onnx_operators.choice import write_choice

@@ -24,7 +24,7 @@ from provisioning.base.commands import quote_command, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import empty_folder, hash_file
 from provisioning.base.settings import MANIFESTS, PLACEHOLDER, ROOT, project
-from provisioning.python_environments import entries_in
+from provisioning.lock_files import entries_in
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from provisioning.base.commands import Fix, session
 from provisioning.components import QNN_SDK
-from provisioning.executorch import chip_instead
+from provisioning.executorch_chips import chip_instead
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.compiler_probe import Answer
 from provisioning.validation.context import ComponentTree, Context

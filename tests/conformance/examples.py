@@ -23,11 +23,11 @@ from ci.lanes.llm import stage as llm_stage
 from ci.lanes.llm.lane import LANE as LLM
 from ci.lanes.llm.stage import LlmPlan, reading, training
 from ci.lanes.llm.suite import LlmProgram
-from ci.lanes.onnx import stage as onnx_stage
+from ci.lanes.onnx import steps as onnx_steps
 from ci.lanes.onnx.explain import rewriting
 from ci.lanes.onnx.lane import LANE as ONNX
 from ci.lanes.onnx.orders import QuantizedModel
-from ci.lanes.onnx.stage import OnnxPlan, compiling
+from ci.lanes.onnx.steps import OnnxPlan, compiling
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.models.inputs import Input
 from ci.suite.lane import AnyLane
@@ -203,8 +203,8 @@ def onnx_in_which(patch: pytest.MonkeyPatch, folder: Folder, outcome: str) -> An
     stand_in.mkdir(exist_ok=True)
     (stand_in / "replies.json").write_text(json.dumps(document), encoding="utf-8")
     environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(stand_in)}
-    patch.setattr(onnx_stage, "WORKER", onnx_worker.__name__)
-    patch.setattr(onnx_stage, "environment", lambda own=None: environment)
+    patch.setattr(onnx_steps, "WORKER", onnx_worker.__name__)
+    patch.setattr(onnx_steps, "environment", lambda own=None: environment)
     return ONNX
 
 

@@ -20,9 +20,9 @@ import pytest
 
 from ci.suite.stage import ready_environment
 from lab.lock.files import record_torch
-from provisioning import python_environments
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
+from provisioning.lock_files import LOCKS, entries_in
 from provisioning.python_environments import STAMP, PythonEnvironments, environments_folder
 from tests.support.scripts import script
 from tests.support.small_disk import with_small
@@ -132,10 +132,10 @@ def test_nothing_is_installed_of_a_changed_wheel(
     assert not [*environments.folder.glob("**/forged.py")]
 
 
-@pytest.mark.parametrize("lock", sorted(path.stem for path in python_environments.LOCKS.glob("*.txt")))
+@pytest.mark.parametrize("lock", sorted(path.stem for path in LOCKS.glob("*.txt")))
 def test_no_requirement_of_a_lock_file_is_lost_as_it_is_read(lock: str) -> None:
     text = (ROOT / "manifests" / "locks" / f"{lock}.txt").read_text(encoding="utf-8")
-    entries = python_environments.entries_in(text)
+    entries = entries_in(text)
     hashes = sum(len(entry.hashes) for entry in entries)
     assert (len(entries), hashes) == (len(re.findall("(?m)^\\w", text)), text.count("--hash=sha256:"))
 

@@ -16,10 +16,10 @@ from onnx import helper
 from ci.lanes.onnx import preparation, provider
 from ci.lanes.onnx.options import NO_SETTINGS
 from ci.lanes.onnx.orders import Preparing
-from ci.lanes.onnx.samples import CALIBRATION, SAMPLES
-from ci.lanes.onnx.stage import request_of
+from ci.lanes.onnx.steps import request_of
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
+from ci.lanes.onnx.task_files import CALIBRATION, SAMPLES
 from ci.models.inputs import load_samples
 from ci.suite.accepted import load_baseline
 from ci.suite.precision import precision_named

@@ -20,7 +20,8 @@ from provisioning.accepted_file import Accepted, load_accepted
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import FIGURES, SCRIPTS, Fault, load_faults
-from provisioning.python_environments import IN_IMAGE, LOCKS
+from provisioning.lock_files import LOCKS
+from provisioning.python_environments import IN_IMAGE
 from tests.support.sources import statements
 
 FAULT = load_faults()[0].model_copy(update={"id": "x", "versions": ">=2.49.40", "product": "qnn"})

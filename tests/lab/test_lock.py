@@ -19,7 +19,7 @@ from provisioning import manifest
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.settings import MANIFESTS, store_path
-from provisioning.python_environments import CUDA_ONLY, entries_in, lock_path
+from provisioning.lock_files import CUDA_ONLY, entries_in, lock_path
 from provisioning.store import Store
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests

@@ -19,8 +19,8 @@ from onnx import numpy_helper
 from ci.explain.divergence import DivergenceResult
 from ci.lanes.onnx import worker
 from ci.lanes.onnx.orders import CONTEXT, CompileOptions
-from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import OnnxOrder
+from ci.lanes.onnx.task_files import CALIBRATION, EXPECTED, SAMPLES
 from ci.models.inputs import save
 from ci.work.plain import read
 from tests.support.onnx_models import conv_model, write

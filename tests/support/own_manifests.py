@@ -16,7 +16,7 @@ import tomlkit
 
 from ci.diagnose import rules
 from lab.lock import files, hashes, verb
-from provisioning import manifest, python_environments
+from provisioning import lock_files, manifest
 from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
@@ -46,7 +46,7 @@ def manifests_read_from(folder: Path) -> Iterator[None]:
             patch.setattr(module, "MANIFESTS", folder)
         for module in (manifest, settings, verb):
             patch.setattr(module, "profile_names", profiles)
-        patch.setattr(python_environments, "LOCKS", folder / "locks")
+        patch.setattr(lock_files, "LOCKS", folder / "locks")
         patch.setattr(inventory, "LISTS", folder / "wheels.json")
         patch.setattr(inventory, "OFFICIAL", folder / "trees")
         for cache in caches:

@@ -24,7 +24,7 @@ from ci.lanes.llm.stage import compiling as compiling_checkpoint
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.onnx.explain import rewriting
-from ci.lanes.onnx.stage import OnnxPlan, compiling, request_of
+from ci.lanes.onnx.steps import OnnxPlan, compiling, request_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs

@@ -20,7 +20,7 @@ from ci.artifacts.compiler_log import Traffic
 from ci.explain.divergence import DivergenceResult
 from ci.explain.losses import ScoreRequest, Scores
 from ci.lanes.onnx import product
-from ci.lanes.onnx import stage as onnx_stage
+from ci.lanes.onnx import steps as onnx_steps
 from ci.lanes.onnx.explain import scores_of
 from ci.lanes.onnx.model_file import load_graph, signature_of
 from ci.lanes.onnx.orders import Mixed, QuantizedModel, RunReply
@@ -156,9 +156,9 @@ def stand_in(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stand_in_folder: Path, own_places: None
 ) -> StandIn:
     stand_in = StandIn(stand_in_folder)
-    for module in (onnx_stage, product):
+    for module in (onnx_steps, product):
         monkeypatch.setattr(module, "WORKER", onnx_worker.__name__)
-    monkeypatch.setattr(onnx_stage, "environment", stand_in.environment)
+    monkeypatch.setattr(onnx_steps, "environment", stand_in.environment)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     return stand_in

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ci.lanes.onnx.comparison import comparison_of
-from ci.lanes.onnx.samples import EXPECTED, SAMPLES, ModelFiles
+from ci.lanes.onnx.task_files import EXPECTED, SAMPLES, ModelFiles
 from ci.models.inputs import save
 
 VALUES = np.array([[3.0, 1.0, 3.0], [1.0, 2.0, 0.0]], "f4")

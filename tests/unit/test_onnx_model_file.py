@@ -24,8 +24,8 @@ from ci.lanes.onnx.model_file import (
     simplify_gathers,
 )
 from ci.lanes.onnx.product import dimensions_of
-from ci.lanes.onnx.samples import SAMPLES, ModelFiles
 from ci.lanes.onnx.searches import beyond_half, diverge
+from ci.lanes.onnx.task_files import SAMPLES, ModelFiles
 from ci.models.inputs import save
 from ci.suite.onnx_runtime import run_on_cpu
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.lanes.onnx import stage as onnx_stage
+from ci.lanes.onnx import steps as onnx_steps
 from ci.lanes.onnx.orders import CompiledContext, QuantizedModel
-from ci.lanes.onnx.samples import CALIBRATION, EXPECTED, SAMPLES
 from ci.lanes.onnx.suite import programs_of
+from ci.lanes.onnx.task_files import CALIBRATION, EXPECTED, SAMPLES
 from ci.report.collect import report_in, rows_of
 from ci.suite.accepted import Recorded, accepted_path, load_baseline
 from ci.work import trouble
@@ -68,8 +68,8 @@ class TestStage:
         self.made: dict[str, object] = {}
         self.folder = stand_in_folder
         environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(stand_in_folder)}
-        monkeypatch.setattr(onnx_stage, "WORKER", onnx_worker.__name__)
-        monkeypatch.setattr(onnx_stage, "environment", lambda own=None: environment)
+        monkeypatch.setattr(onnx_steps, "WORKER", onnx_worker.__name__)
+        monkeypatch.setattr(onnx_steps, "environment", lambda own=None: environment)
 
     def stage(self, folder: Path, *arguments: str, text: str = SUITE) -> int:
         (self.folder / "orders.jsonl").write_text("")

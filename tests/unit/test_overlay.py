@@ -22,7 +22,8 @@ from provisioning.base.settings import BUILDS_TREE, OFFICIAL_PROFILE, Selection
 from provisioning.components import EXECUTORCH_SOURCE
 from provisioning.dist import BuiltFrom, describe, description_of
 from provisioning.environment import Environment, users_own
-from provisioning.executorch import PROFILES_WHEEL, Executorch, chips_known_to, choose, installed_chips
+from provisioning.executorch import PROFILES_WHEEL, Executorch, choose
+from provisioning.executorch_chips import chips_known_to, installed_chips
 from provisioning.manifest import load_socs
 from provisioning.source_tree import state_of
 from tests.support.environments import write_sdk

@@ -11,8 +11,8 @@ from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.explain.onnx_graph import OnnxGraph
 from ci.lanes.onnx.model_file import load_graph
 from ci.lanes.onnx.orders import Accuracy
-from ci.lanes.onnx.samples import ModelFiles
 from ci.lanes.onnx.searches import graph_of
+from ci.lanes.onnx.task_files import ModelFiles
 from ci.models.inputs import Sample
 from ci.suite.accuracy import Pair, Unusable, compare, compare_with_slices, each_sample_db
 from ci.suite.figures import OF_A_DRAW

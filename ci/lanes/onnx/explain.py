@@ -29,7 +29,8 @@ from ci.lanes.onnx.product import (
     precision_of,
     program_of,
 )
-from ci.lanes.onnx.stage import OnnxPlan, chosen_programs, plan_of
+from ci.lanes.onnx.stage import chosen_programs
+from ci.lanes.onnx.steps import OnnxPlan, plan_of
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.one_model.model import OneModel
 from ci.suite import precision

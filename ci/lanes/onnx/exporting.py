@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ci.lanes.onnx.model_options import OnnxOptions
 from ci.lanes.onnx.orders import ExportedFile, ExportToFile
-from ci.lanes.onnx.stage import WORKER, home_of, require_installed
+from ci.lanes.onnx.steps import WORKER, home_of, require_installed
 from ci.lanes.onnx.suite import SUITES
 from ci.models.own_packages import OwnPackages, install_packages
 from ci.one_model.model import OneModel

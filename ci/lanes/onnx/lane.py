@@ -11,12 +11,12 @@ from ci.lanes.onnx.stage import (
     ON_DEVICE,
     STAGE,
     compiled_results,
-    jobs_of,
     measured_of,
     plan_of_suite,
     remarks_of,
     verdict_of,
 )
+from ci.lanes.onnx.steps import jobs_of
 from ci.lanes.onnx.suite import SUITES
 from ci.suite.device_stage import DEVICE
 from ci.suite.lane import LaneStep, StageJudgement

@@ -8,9 +8,10 @@ from functools import partial
 from ci.hub.service import run_of_plan
 from ci.lanes.onnx.findings import build_id_of, costs_of
 from ci.lanes.onnx.orders import CONTEXT
-from ci.lanes.onnx.samples import JUDGED
-from ci.lanes.onnx.stage import COMPILED, ON_DEVICE, OnnxPlan
+from ci.lanes.onnx.stage import COMPILED, ON_DEVICE
+from ci.lanes.onnx.steps import OnnxPlan
 from ci.lanes.onnx.suite import SUITES, OnnxProgram
+from ci.lanes.onnx.task_files import JUDGED
 from ci.suite.context_jobs import onnx_library
 from ci.suite.device_stage import (
     DEVICE,

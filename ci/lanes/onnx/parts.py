@@ -41,9 +41,9 @@ from ci.lanes.onnx.orders import (
     Mixed,
     QuantizedModel,
 )
-from ci.lanes.onnx.samples import EXPECTED, JUDGED, OUTPUTS, REFERENCE, ModelFiles
 from ci.lanes.onnx.searches import beyond_half, graph_of, places_of, target_of
 from ci.lanes.onnx.suite import OnnxOrder, calibrating
+from ci.lanes.onnx.task_files import EXPECTED, JUDGED, OUTPUTS, REFERENCE, ModelFiles
 from ci.models.inputs import save
 from ci.models.wheels import locate_file
 from ci.one_model.forecast import QnnEstimates

@@ -25,15 +25,13 @@ from ci.lanes.onnx.model_file import (
 )
 from ci.lanes.onnx.orders import ExportedFile, ExportToFile, PreparedModel, Preparing
 from ci.lanes.onnx.samples import (
-    CALIBRATION,
-    EXPECTED,
-    SAMPLES,
     Divided,
     calibration_samples,
     divide_samples,
     draw_resembling,
 )
 from ci.lanes.onnx.suite import OnnxCase, OnnxOrder
+from ci.lanes.onnx.task_files import CALIBRATION, EXPECTED, SAMPLES
 from ci.models.inputs import (
     DRAWN_COMPARED,
     GraphSignature,

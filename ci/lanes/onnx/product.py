@@ -43,18 +43,10 @@ from ci.lanes.onnx.orders import (
     TakenModel,
     facts_in,
 )
-from ci.lanes.onnx.samples import JUDGED
-from ci.lanes.onnx.stage import (
-    COMPILED,
-    WORKER,
-    OnnxPlan,
-    add_metrics,
-    home_of,
-    onnx_step,
-    plan_of,
-    require_installed,
-)
+from ci.lanes.onnx.stage import COMPILED
+from ci.lanes.onnx.steps import WORKER, OnnxPlan, add_metrics, home_of, onnx_step, plan_of, require_installed
 from ci.lanes.onnx.suite import SUITES, OnnxCase, OnnxProgram, OnnxRun
+from ci.lanes.onnx.task_files import JUDGED
 from ci.models.inputs import GraphSignature, Sample, draw_sample, load_samples, read_inputs, save
 from ci.one_model.forecast import Forecasted, QnnEstimates, forecast, load_fit, load_forecasts
 from ci.one_model.model import OneModel

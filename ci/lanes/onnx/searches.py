@@ -30,8 +30,8 @@ from ci.lanes.onnx.orders import (
     Losses,
     WantedRewrites,
 )
-from ci.lanes.onnx.samples import ModelFiles
 from ci.lanes.onnx.suite import OnnxOrder
+from ci.lanes.onnx.task_files import ModelFiles
 from ci.models.inputs import Array, Sample
 from ci.models.model_lines import OperatorAt, user_frame
 from ci.suite.accuracy import Pair, least_sqnr_db

@@ -45,7 +45,8 @@ from ci.lanes.onnx.orders import (
     WantedRewrites,
 )
 from ci.lanes.onnx.provider import NotOnProvider
-from ci.lanes.onnx.samples import (
+from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
+from ci.lanes.onnx.task_files import (
     CALIBRATION,
     EXPECTED,
     OUTPUTS,
@@ -54,7 +55,6 @@ from ci.lanes.onnx.samples import (
     ModelFiles,
     arrays_in,
 )
-from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.models.inputs import check_sample, load_samples, save
 from ci.models.user_model import BadFactory
 from ci.models.wheels import locate_file
