@@ -31,7 +31,7 @@ from ci.suite.judged_samples import JudgedSamples
 from ci.suite.lane_head import DEVICE_STAGE
 from ci.suite.options import AIHUB, FOLDER, DeviceFlags
 from ci.suite.programs import P, Suites
-from ci.suite.stage import Verdict
+from ci.suite.stage import MeasuredValues, Verdict
 from ci.work import Failure, Result
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
@@ -224,6 +224,18 @@ def agreed_difference(recorded: Recorded | None) -> dict[str, float]:
         return {}
     values = {name: recorded.cost(field) for name, field in FIELDS.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def measured_on_device(
+    results: Mapping[str, Result], fields_of: Callable[[str], Mapping[str, object]]
+) -> MeasuredValues:
+    """Return how far the device is from the emulator, with a program's other fields of an accepted result."""
+    recorded = {
+        name: {**fields_of(name), **accepted_fields(result)}
+        for name, result in results.items()
+        if not result.failure
+    }
+    return MeasuredValues(recorded=recorded)
 
 
 def accepted_fields(result: Result) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +16,10 @@ from ci.one_model.options import ModelOptions
 from ci.one_model.product import Product
 from ci.suite.lane import LaneStep, StageJudgement
 from ci.suite.lane_head import COMPILE, LaneHead, LaneStage
-from ci.suite.options import Choice, StageOptions, add_stage_flags, stage_options
+from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
 from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of, run_cached_step
+from ci.suite.stage_command import SuiteCommand
 from ci.work.cached_steps import Step, require_done
 from ci.work.jobs import Job
 from ci.work.outcome import Result
@@ -27,7 +27,6 @@ from ci.work.request import File
 from ci.work.schedule import Home
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.option_fields import option
-from provisioning.base.selection import add_selection
 
 
 class ToyRun(SuiteRun):
@@ -173,18 +172,7 @@ LANE = ModelLane(
 )
 
 
-class ToyVerb:
-    EXAMPLES = "  nox -s test_toy\n"
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        add_selection(parser)
-        add_stage_flags(parser, HEAD.stage("test_toy"))
-
-    def run(self, args: argparse.Namespace) -> int:
-        return LANE.run_suite("test_toy", stage_options(args))
-
-
-VERB = ToyVerb()
+VERB = SuiteCommand("  nox -s test_toy\n", HEAD, "test_toy", lambda: LANE)
 REGISTERED = Registered(HEAD, lambda: LANE, lambda: SUITES, lambda: LANE, lambda: ToyOptions)
 
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from ci.lanes import executorch, llm, onnx
 from ci.lanes.executorch.suite import ExecutorchRun, programs_of
 from ci.lanes.executorch.verb import EMULATION, LOWERING
-from ci.lanes.llm import verb as llm_verb
 from ci.lanes.llm.model_options import LlmOptions
+from ci.lanes.llm.verb import STAGE as LLM_STAGE
 from ci.lanes.onnx.verb import EMULATION as ONNX_EMULATION
 from ci.lanes.registry import lane_named
 from ci.model_commands import audit, compile, divergence, quantize
@@ -27,7 +27,7 @@ from provisioning.base.option_fields import declared_options, suite_names
 from tests.support.journey_files import SUITE
 from tests.support.typed import parsed
 
-STAGES = [LOWERING, EMULATION, ONNX_EMULATION, llm_verb]
+STAGES = [LOWERING, EMULATION, ONNX_EMULATION, LLM_STAGE]
 COMMANDS: list[tuple[Any, str, list[str]]] = [
     (compile, COMPILE, ["-o", "out"]),
     (quantize, QUANTIZE, ["-o", "out", "--precision", "8a8w"]),

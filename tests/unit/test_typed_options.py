@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -144,6 +146,8 @@ def test_a_verb_reads_the_flags_that_it_has_and_no_others(verb: Verb) -> None:
     # Options are fields of a type, and mypy checks who reads them.
     plain = {action for action in flags if argparse.SUPPRESS not in (action.help, action.default)}
     shown = {action.dest for action in plain} - {"help", "debug"}
-    read = _read_by(_file(verb.module), owner=type(owner).__name__)
+    # What has `run` is the module itself, or an object of a class that may be of another module.
+    file = Path(str(owner.__file__) if isinstance(owner, ModuleType) else inspect.getfile(type(owner)))
+    read = _read_by(file, owner=type(owner).__name__)
     assert not read - known, "read, and never there"
     assert not shown - read, "read by nothing"

@@ -66,32 +66,43 @@ def programs_on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProg
 
 
 def replay(model: OneModel, program: ExecutorchProgram, request: ReplayRequest) -> ReplayResult:
-    plan = plan_of_model(model, "replay", [program])
-    step = worker_step(
-        plan,
-        "replay",
-        "replayed",
-        request,
-        title="the compiler's steps",
-        reply=ReplayResult,
-        # What came too late is not kept: the next time it is done anew.
-        accepts=lambda program, result: not result.read(ReplayResult).late,
+    return _search_compiler(
+        model, program, "replay", "replayed", request, title="the compiler's steps", reply=ReplayResult
     )
-    return answer_of(step, ReplayResult)
 
 
 def crash_of(model: OneModel, program: ExecutorchProgram, request: CrashRequest) -> CrashResult:
-    plan = plan_of_model(model, "crash", [program])
+    return _search_compiler(
+        model, program, "crash", "crash_found", request, title="where the compiler dies", reply=CrashResult
+    )
+
+
+SearchResult = TypeVar("SearchResult", ReplayResult, CrashResult)
+
+
+def _search_compiler(
+    model: OneModel,
+    program: ExecutorchProgram,
+    kind: str,
+    task: str,
+    request: ReplayRequest | CrashRequest,
+    *,
+    title: str,
+    reply: type[SearchResult],
+) -> SearchResult:
+    """Search in what the compiler does with the program. A search that the time limit ended is not kept: the
+    next time it is done anew."""
+    plan = plan_of_model(model, kind, [program])
     step = worker_step(
         plan,
-        "crash",
-        "crash_found",
+        kind,
+        task,
         request,
-        title="where the compiler dies",
-        reply=CrashResult,
-        accepts=lambda program, result: not result.read(CrashResult).late,
+        title=title,
+        reply=reply,
+        accepts=lambda program, result: not result.read(reply).late,
     )
-    return answer_of(step, CrashResult)
+    return answer_of(step, reply)
 
 
 def divergence_of(model: OneModel, program: ExecutorchProgram, limits: DivergenceLimits) -> DivergenceResult:

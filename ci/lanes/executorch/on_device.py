@@ -16,8 +16,8 @@ from ci.suite.device_stage import (
     DEVICE,
     HostedDevices,
     ReadyProgram,
-    accepted_fields,
     device_results,
+    measured_on_device,
     repeat_on_device,
     verdict_on_device,
 )
@@ -50,10 +50,6 @@ def verdict_of_device(
 
 
 def measured_of_device(plan: ExecutorchPlan, results: Results) -> MeasuredValues:
-    """Return how far the device is from the emulator."""
-    recorded: dict[str, Mapping[str, object]] = {}
-    for name, result in results[DEVICE].items():
-        if not result.failure:
-            costs = costs_of(results[COMPILED][name])
-            recorded[name] = {"build_id": plan.build_id, **costs, **accepted_fields(result)}
-    return MeasuredValues(recorded=recorded)
+    return measured_on_device(
+        results[DEVICE], lambda name: {"build_id": plan.build_id, **costs_of(results[COMPILED][name])}
+    )

@@ -1,31 +1,23 @@
-"""`test_lowering`, `test_emulator` and `test_device`: the command line, whose flags are the same."""
+"""The command lines of `test_lowering`, `test_emulator` and `test_device`, whose flags are the same."""
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ci.lanes.executorch import HEAD
-from ci.suite.options import add_stage_flags, stage_options
-from provisioning.base.selection import add_selection
+from ci.suite.stage_command import SuiteCommand
+
+if TYPE_CHECKING:
+    from ci.suite.lane import AnyLane
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteStage:
-    EXAMPLES: str
-    name: str
+def _load_lane() -> AnyLane:
+    from ci.lanes.executorch.lane import LANE
 
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        add_selection(parser)
-        add_stage_flags(parser, HEAD.stage(self.name))
-
-    def run(self, args: argparse.Namespace) -> int:
-        from ci.lanes.executorch.lane import LANE
-
-        return LANE.run_suite(self.name, stage_options(args))
+    return LANE
 
 
-LOWERING = SuiteStage(
+LOWERING = SuiteCommand(
     """\
   nox -s test_lowering
   nox -s test_lowering -- --tag pr
@@ -34,16 +26,20 @@ LOWERING = SuiteStage(
   nox -s test_lowering -- --list
   nox -s test_lowering -- --accept
 """,
+    HEAD,
     "test_lowering",
+    _load_lane,
 )
-DEVICE = SuiteStage(
+DEVICE = SuiteCommand(
     """\
   nox -s test_device -- --suite models.toml --on folder --outputs from-the-phone
   nox -s test_device -- --suite models.toml --outputs from-the-phone --accept
 """,
+    HEAD,
     "test_device",
+    _load_lane,
 )
-EMULATION = SuiteStage(
+EMULATION = SuiteCommand(
     """\
   nox -s test_emulator
   nox -s test_emulator -- --tag pr
@@ -51,5 +47,7 @@ EMULATION = SuiteStage(
   nox -s test_emulator -- --accept
   nox -s build_android test_emulator
 """,
+    HEAD,
     "test_emulator",
+    _load_lane,
 )

@@ -25,7 +25,7 @@ HEAD = LaneHead(
     stages=(
         LaneStage(
             "test_llm",
-            "ci.lanes.llm.verb",
+            "ci.lanes.llm.verb:STAGE",
             "run language models on the HTP emulator, and compare their text with the float model's",
             "llm.md#language-models-in-a-suite",
             flags=LANGUAGE_STAGE,

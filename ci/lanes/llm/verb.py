@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ci.lanes.llm import HEAD
 from ci.lanes.llm.model_options import CheckOptions
 from ci.one_model.named_files import require_file
-from ci.suite.options import add_stage_flags, stage_options
+from ci.suite.stage_command import SuiteCommand
 from provisioning.base.errors import UsageError
 from provisioning.base.option_fields import add_options, read_options
-from provisioning.base.selection import add_executorch, add_selection, selection_of
+from provisioning.base.selection import add_executorch, selection_of
 
-EXAMPLES = """\
+if TYPE_CHECKING:
+    from ci.suite.lane import AnyLane
+
+
+def _load_lane() -> AnyLane:
+    from ci.lanes.llm.lane import LANE
+
+    return LANE
+
+
+STAGE = SuiteCommand(
+    """\
   nox -s test_llm
   nox -s test_llm -- --tag pr
   nox -s test_llm -- -k 16a8w --soc SM8750
   nox -s test_llm -- --keep
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_selection(parser)
-    add_stage_flags(parser, HEAD.stage("test_llm"))
-
-
-def run(args: argparse.Namespace) -> int:
-    from ci.lanes.llm.lane import LANE
-
-    return LANE.run_suite("test_llm", stage_options(args))
+""",
+    HEAD,
+    "test_llm",
+    _load_lane,
+)
 
 
 class CheckVerb:

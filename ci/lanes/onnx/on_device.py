@@ -17,8 +17,8 @@ from ci.suite.device_stage import (
     DEVICE,
     HostedDevices,
     ReadyProgram,
-    accepted_fields,
     device_results,
+    measured_on_device,
     repeat_on_device,
     verdict_on_device,
 )
@@ -47,11 +47,8 @@ def verdict_of_device(plan: OnnxPlan, program: OnnxProgram, results: Mapping[str
 
 
 def measured_of_device(plan: OnnxPlan, results: Results) -> MeasuredValues:
-    """Return how far the device is from the emulator."""
-    recorded: dict[str, Mapping[str, object]] = {}
-    for name, result in results[DEVICE].items():
-        if not result.failure:
-            compiled = results[COMPILED][name]
-            fields = {**costs_of(compiled), **accepted_fields(result)}
-            recorded[name] = {"build_id": build_id_of(compiled), **fields}
-    return MeasuredValues(recorded=recorded)
+    def fields_of(name: str) -> Mapping[str, object]:
+        compiled = results[COMPILED][name]
+        return {"build_id": build_id_of(compiled), **costs_of(compiled)}
+
+    return measured_on_device(results[DEVICE], fields_of)

@@ -1,31 +1,23 @@
-"""`test_onnx` and `test_onnx_device`: the command line."""
+"""The command lines of `test_onnx` and `test_onnx_device`."""
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ci.lanes.onnx import HEAD
-from ci.suite.options import add_stage_flags, stage_options
-from provisioning.base.selection import add_selection
+from ci.suite.stage_command import SuiteCommand
+
+if TYPE_CHECKING:
+    from ci.suite.lane import AnyLane
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxStage:
-    EXAMPLES: str
-    name: str
+def _load_lane() -> AnyLane:
+    from ci.lanes.onnx.lane import LANE
 
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        add_selection(parser)
-        add_stage_flags(parser, HEAD.stage(self.name))
-
-    def run(self, args: argparse.Namespace) -> int:
-        from ci.lanes.onnx.lane import LANE
-
-        return LANE.run_suite(self.name, stage_options(args))
+    return LANE
 
 
-EMULATION = OnnxStage(
+EMULATION = SuiteCommand(
     """\
   nox -s test_onnx
   nox -s test_onnx -- --tag pr
@@ -34,12 +26,16 @@ EMULATION = OnnxStage(
   nox -s test_onnx -- --list
   nox -s test_onnx -- --accept
 """,
+    HEAD,
     "test_onnx",
+    _load_lane,
 )
-DEVICE = OnnxStage(
+DEVICE = SuiteCommand(
     """\
   nox -s test_onnx_device -- --suite onnx.toml --on folder --outputs from-the-phone
   nox -s test_onnx_device -- --suite onnx.toml --outputs from-the-phone --accept
 """,
+    HEAD,
     "test_onnx_device",
+    _load_lane,
 )
