@@ -16,6 +16,8 @@ MEMORY, MEMORY_A_BYTE = 1 << 30, 3
 """Bytes that reading a file may take: libraries hold a content up to three times."""
 SECONDS, BYTES_A_SECOND = 20.0, 50 << 20
 """Seconds are of the processor, so that a busy machine changes nothing. Reading takes a tenth of them."""
+SOON = 0.01
+"""A refusal that was lost is raised again after this many seconds."""
 
 # Control characters except tab and newline, the C1 range, direction marks, lone surrogates, and what else XML
 # cannot hold.
@@ -62,9 +64,16 @@ def limit_work(size: int, refusal: ToolkitError) -> Iterator[None]:
     """Raise `refusal` if work on files of `size` bytes takes more memory or time than they can need."""
     import resource
     import signal
+    import sys
 
     def refuse(*_: object) -> None:
         raise refusal
+
+    def note_lost(lost: sys.UnraisableHookArgs) -> None:
+        if lost.exc_value is refusal:
+            signal.setitimer(signal.ITIMER_PROF, SOON, 1)
+        else:
+            hook(lost)
 
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     usage = next(int(row.split()[1]) << 10 for row in status.splitlines() if row.startswith("VmData:"))
@@ -72,6 +81,8 @@ def limit_work(size: int, refusal: ToolkitError) -> Iterator[None]:
     own = usage + MEMORY + MEMORY_A_BYTE * size
     most = min(limit for limit in (own, *limits) if limit != resource.RLIM_INFINITY)
     handler = signal.signal(signal.SIGPROF, refuse)
+    # Python drops what is raised in a finalizer or while garbage is collected: the refusal is raised again.
+    hook, sys.unraisablehook = sys.unraisablehook, note_lost
     resource.setrlimit(resource.RLIMIT_DATA, (most, limits[1]))
     # Again each second: somewhere below, any error may count as damage of one part.
     signal.setitimer(signal.ITIMER_PROF, SECONDS + size / BYTES_A_SECOND, 1)
@@ -82,4 +93,5 @@ def limit_work(size: int, refusal: ToolkitError) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, handler)
+        sys.unraisablehook = hook
         resource.setrlimit(resource.RLIMIT_DATA, limits)

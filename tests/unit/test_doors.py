@@ -45,8 +45,6 @@ from tests.support.skels import Skel
 from tests.support.windows import dll
 from tests.support.zips import STORED, Item, build, deflated, folder, link
 
-# An error raised in Hypothesis' own measuring of garbage is lost there; the limit raises another soon.
-pytestmark = pytest.mark.filterwarnings("ignore:.*gc_callback:pytest.PytestUnraisableExceptionWarning")
 SECONDS, MEMORY = 0.2, 256 << 20
 MOST_SECONDS = 3
 """What is done beside, and a second more where the first refusal counts as damage of one part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.report.summary import github_annotations
+from provisioning.base import foreign
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.foreign import escape_line, one_line, visible
+from provisioning.base.foreign import escape_line, limit_work, one_line, visible
 from provisioning.base.guard import show_error
 from provisioning.base.rendering import console
 from provisioning.base.settings import ROOT
@@ -51,3 +53,45 @@ def test_a_limit_of_the_machine_stays(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ci", "inspect", str(tmp_path / "library.so")]
     done = subprocess.run(command, preexec_fn=limit, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Finalizer:
+    """Computes in its finalizer for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __del__(self) -> None:
+        compute(self._seconds)
+
+
+def compute(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_work_ends_soon_if_its_time_is_over_where_python_cannot_raise(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(foreign, "SECONDS", 0.02)
+    began = time.process_time()
+    with pytest.raises(CheckFailed), limit_work(0, CheckFailed("too long")):
+        Finalizer(0.04)
+        compute(5)
+    assert time.process_time() - began < 0.5
+    assert capfd.readouterr().err == ""
+
+
+def test_other_errors_that_python_cannot_raise_are_shown_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda row: lost.append(row.exc_type))
+    with limit_work(0, CheckFailed("too long")):
+        Broken()
+    Broken()
+    assert lost == [KeyError, KeyError]
+
+
+class Broken:
+    def __del__(self) -> None:
+        raise KeyError
