@@ -33,7 +33,7 @@ from ci.suite.figures import add_samples, describe_figures
 from ci.suite.findings import verdict
 from ci.suite.judged_samples import JudgedSamples, digest_of_files, read_samples, samples_path
 from ci.suite.options import AIHUB, FOLDER
-from ci.suite.stage import provisioned_environment
+from ci.suite.ready_environment import provisioned_environment
 from ci.suite.suite_file import Thresholds
 from ci.work import Failure
 from provisioning.base.commands import Fix, session

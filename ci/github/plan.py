@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ci.gate import GATE_TABLE
 from ci.gate.table import CiJob, GateTable, gate_table, matches
-from ci.github.run_stage import OF_A_VERB, set_outputs, summarise, variables_of
+from ci.github.run_stage import REPORTED_BY_VERB, variables_of
+from ci.github.step_files import set_outputs, summarise
 from ci.github.verdict import Planned, PlannedJob
 from ci.lanes.registry import lane_named, lanes_by_stage
 from ci.report.page import cell, code
@@ -209,7 +210,7 @@ def plan_nothing(unrelated: Sequence[str], environ: Mapping[str, str]) -> int:
 def report_of(job: Mapping[str, object]) -> str:
     """The stage whose report says how a job of the matrix ended."""
     stage, arguments = str(job["stage"]), str(job["arguments"])
-    return arguments.partition(" ")[0] if stage in OF_A_VERB else stage
+    return arguments.partition(" ")[0] if stage in REPORTED_BY_VERB else stage
 
 
 def programs_of(rows: Iterable[CiJob], occasion: str, caller: Caller) -> dict[str, list[str]]:

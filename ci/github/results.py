@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ci.github.comment import Api
-from ci.github.run_stage import set_outputs
 from ci.github.setup import store_of
+from ci.github.step_files import set_outputs
 from ci.report.summary import command
 from ci.work import Unpacked, pack_results, unpack_results
 from provisioning.base.errors import UpstreamError

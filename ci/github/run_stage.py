@@ -1,5 +1,7 @@
-"""Run a session in a job, turn its report into annotations and the job's summary, and write the files that
-GitHub Actions reads after a step."""
+"""Run a session of nox in a job of GitHub Actions, and show its report there.
+
+The action `run-stage` calls `stage`: it runs the session, turns its report into annotations and the job's
+summary, and sets the step's outputs. A session that writes no report gets one made from its exit code."""
 
 from __future__ import annotations
 
@@ -10,66 +12,29 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.gate.supervision import death, log_of, report_of, supervise
+from ci.github.step_files import annotate, set_outputs
 from ci.report.collect import clean_report
-from ci.report.page import markdown
-from ci.report.summary import github_annotations
 from provisioning.base.command_line import STARTED_IN
-from provisioning.base.commands import SPELLED_INSTALLED, session
+from provisioning.base.commands import SPELLED_INSTALLED, Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.files import write_named
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.parser import Parser
 from provisioning.base.places import Places
 from provisioning.base.rendering import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 from provisioning.base.stage_run import StageRun
-from provisioning.verbs.env import github
-
-# What GitHub Actions reads after a step
-
-
-def set_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Print the step's outputs; on GitHub, set them."""
-    for name, value in outputs.items():
-        sys.stdout.write(f"{name}={value}\n")
-    append("GITHUB_OUTPUT", github(outputs), environ)
-
-
-def export(variables: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Set environment variables for the steps that follow."""
-    append("GITHUB_ENV", github(variables), environ)
-
-
-def summarise(markdown: str, environ: Mapping[str, str]) -> None:
-    append("GITHUB_STEP_SUMMARY", markdown, environ)
-
-
-def annotate(report: Report, environ: Mapping[str, str]) -> None:
-    """Show a stage's findings beside the change, and in the job's summary."""
-    sys.stdout.write(github_annotations([report]))
-    summarise(markdown([report]), environ)
-
-
-def append(variable: str, text: str, environ: Mapping[str, str]) -> None:
-    """Append to the file that the variable names; outside GitHub, do nothing."""
-    if name := environ.get(variable):
-        write_named(Path(name), text, append=True, fix=f"unset {variable} to run outside GitHub")
-
-
-# A step
-
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "env"})
 """These sessions write no report; one is made from their exit code."""
 
-OF_A_VERB = frozenset({"lab"})
+REPORTED_BY_VERB = frozenset({"lab"})
 """The first argument of these sessions is the verb, and the verb writes the report."""
 
-OF_THE_JOB = ("GITHUB_", "RUNNER_")
+JOB_PREFIXES = ("GITHUB_", "RUNNER_")
 """Variables of the job that begin with these would change what the tests see."""
 
 SECRETS = ("HF_TOKEN", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
@@ -79,65 +44,108 @@ ANNOTATE_THEMSELVES = frozenset({"gate", "report"})
 """These sessions write annotations and a summary themselves."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobStep:
+    """What a step of a job asks for, read from the variables that the action `run-stage` sets."""
+
+    session: str
+    arguments: tuple[str, ...]
+    reports: Path
+    started_in: Path
+    """The folder in which the user's paths begin: a folder of the job's workspace."""
+
+    @property
+    def name(self) -> str:
+        """The name of its report."""
+        return self.arguments[0] if self.session in REPORTED_BY_VERB and self.arguments else self.session
+
+    @property
+    def command(self) -> Fix:
+        return session(self.session, *self.arguments)
+
+    @property
+    def report_file(self) -> Path:
+        return self.reports / f"{self.name}.json"
+
+    @property
+    def annotates_itself(self) -> bool:
+        return self.session in ANNOTATE_THEMSELVES
+
+
 def stage(environ: Mapping[str, str]) -> int:
     """Run a session. Read QNN_CI_STAGE, QNN_CI_AS_ROOT (`true`), QNN_CI_FOLDER (a folder of the workspace, in
     which paths begin), QNN_CI_ARGUMENTS and QNN_CI_VARIABLES. The last two are split as a shell would, but
     never run by one."""
-    stage = environ.get("QNN_CI_STAGE", "")
-    if not stage.replace("_", "").isalnum():
-        raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", fix="`nox -l` lists them")
-    arguments = split(environ.get("QNN_CI_ARGUMENTS", ""))
-    reports = reports_of(environ)
-    name = arguments[0] if stage in OF_A_VERB and arguments else stage
-    report_file = reports / f"{name}.json"
-    report_file.unlink(missing_ok=True)
+    step = step_of(environ)
+    step.report_file.unlink(missing_ok=True)
+    command, variables = session_command(step), session_variables(step, environ)
+    if environ.get("QNN_CI_AS_ROOT") == "true":
+        command = root_command(command, variables)
+    sys.stdout.flush()
+    start, log = time.monotonic(), log_of(step.name, step.reports)
+    provisional = unfinished_report(step.name, step.command).write(step.reports).read_bytes()
+    code = supervise(command, variables, log, echo=1)
+    if step.report_file.exists() and step.report_file.read_bytes() == provisional:
+        step.report_file.unlink()
+    report = finished_report(step, code, log, round(time.monotonic() - start, 3))
+    if not step.annotates_itself:
+        report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
+        report.write(step.reports)
+        annotate(report, environ)
+    # A run refuses a second artifact of one name.
+    artifact = f"reports-{step.name}-{secrets.token_hex(4)}"
+    outputs = {"outcome": report.outcome.value, "report": str(step.report_file), "artifact": artifact}
+    set_outputs(outputs, environ)
+    return code or (0 if report.outcome is Outcome.PASS else 1)
+
+
+def step_of(environ: Mapping[str, str]) -> JobStep:
+    session_name = environ.get("QNN_CI_STAGE", "")
+    if not session_name.replace("_", "").isalnum():
+        raise UsageError(f"QNN_CI_STAGE={session_name!r}: expected a session", fix="`nox -l` lists them")
+    arguments = tuple(split(environ.get("QNN_CI_ARGUMENTS", "")))
+    # Jobs of gate.yml have two repositories in their workspace: paths begin in one of them.
+    folder = environ.get("QNN_CI_FOLDER")
+    started_in = Path(environ.get("GITHUB_WORKSPACE", ""), folder) if folder else Parser.user_folder()
+    return JobStep(session_name, arguments, reports_of(environ), started_in.absolute())
+
+
+def session_command(step: JobStep) -> list[str]:
+    """Return the command line that runs the step's session."""
     nox = shutil.which("nox")
     if nox is None:
         raise EnvironmentLacking("nox is not on PATH", fix="python -m pip install nox")
-    command = [nox, "-f", str(ROOT / "noxfile.py"), "-s", stage, *(["--", *arguments] if arguments else [])]
-    inner = {**environ}
-    if stage == "tests":
-        inner = {name: value for name, value in environ.items() if not name.startswith(OF_THE_JOB)}
-    elif stage not in WITHOUT_REPORT:
-        inner["QNN_CI_REPORTS"] = str(reports)
-    # Paths are of the job's workspace; in jobs of gate.yml of one of the two repositories there.
-    folder = environ.get("QNN_CI_FOLDER")
-    started_in = Path(environ.get("GITHUB_WORKSPACE", ""), folder) if folder else Parser.user_folder()
-    inner[STARTED_IN] = str(started_in.absolute())
-    if started_in.resolve() != ROOT:
-        inner[SPELLED_INSTALLED] = "true"
-    inner = {name: value for name, value in inner.items() if value or name not in SECRETS}
+    arguments = ["--", *step.arguments] if step.arguments else []
+    return [nox, "-f", str(ROOT / "noxfile.py"), "-s", step.session, *arguments]
+
+
+def session_variables(step: JobStep, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the session."""
+    variables = {**environ}
+    if step.session == "tests":
+        variables = {name: value for name, value in environ.items() if not name.startswith(JOB_PREFIXES)}
+    elif step.session not in WITHOUT_REPORT:
+        variables["QNN_CI_REPORTS"] = str(step.reports)
+    variables[STARTED_IN] = str(step.started_in)
+    if step.started_in.resolve() != ROOT:
+        variables[SPELLED_INSTALLED] = "true"
+    variables = {name: value for name, value in variables.items() if value or name not in SECRETS}
     if source := environ.get("QNN_CI_EXECUTORCH"):
-        inner["EXECUTORCH_ROOT"] = str(Path(environ.get("GITHUB_WORKSPACE", "")).absolute() / source)
-    if stage not in ANNOTATE_THEMSELVES:
-        inner.pop("GITHUB_STEP_SUMMARY", None)
-    inner |= variables_of(environ.get("QNN_CI_VARIABLES", ""))
-    if environ.get("QNN_CI_AS_ROOT") == "true":
-        command = root_command(command, inner)
-    sys.stdout.flush()
-    start, log = time.monotonic(), log_of(name, reports)
-    stand_in = unfinished_report(name, session(stage, *arguments)).write(reports).read_bytes()
-    code = supervise(command, inner, log, echo=1)
-    if report_file.exists() and report_file.read_bytes() == stand_in:
-        report_file.unlink()
-    blank = replace(
-        StageRun(name, DEFAULT_PROFILE, "", session(stage, *arguments)).finish(Outcome.ERROR),
-        seconds=round(time.monotonic() - start, 3),
-    )
-    report = report_from(report_file, code, blank, log)
-    if not report_file.exists():
+        workspace = Path(environ.get("GITHUB_WORKSPACE", "")).absolute()
+        variables["EXECUTORCH_ROOT"] = str(workspace / source)
+    if not step.annotates_itself:
+        variables.pop("GITHUB_STEP_SUMMARY", None)
+    return variables | variables_of(environ.get("QNN_CI_VARIABLES", ""))
+
+
+def finished_report(step: JobStep, code: int, log: Path, seconds: float) -> Report:
+    """Return the session's report, or one made from its exit code, with places in the user's files."""
+    blank = StageRun(step.name, DEFAULT_PROFILE, "", step.command).finish(Outcome.ERROR)
+    report = report_from(step.report_file, code, replace(blank, seconds=seconds), log)
+    if not step.report_file.exists():
         places = Places.of(report.command)
         report = replace(report, findings=tuple(map(places.located, report.findings)))
-    report = clean_report(report, started_in.absolute())
-    if stage not in ANNOTATE_THEMSELVES:
-        report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
-        report.write(reports)
-    if stage not in ANNOTATE_THEMSELVES:
-        annotate(report, environ)
-    # A run refuses a second artifact of one name.
-    artifact = f"reports-{name}-{secrets.token_hex(4)}"
-    set_outputs({"outcome": report.outcome.value, "report": str(report_file), "artifact": artifact}, environ)
-    return code or (0 if report.outcome is Outcome.PASS else 1)
+    return clean_report(report, step.started_in)
 
 
 def unfinished_report(name: str, call: str) -> Report:

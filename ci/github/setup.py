@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.github.run_stage import annotate, append, export, set_outputs
+from ci.github.step_files import annotate, append, export, set_outputs
 from ci.report.summary import github_annotations
 from provisioning.base.commands import repeat_flag
 from provisioning.base.errors import UsageError

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.github.run_stage import annotate, summarise
+from ci.github.step_files import annotate, summarise
 from ci.report.collect import report_in, rows_of
 from ci.report.page import code
 from ci.work import read, to_json

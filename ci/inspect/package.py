@@ -1,5 +1,8 @@
-"""`inspect` of libraries, as lines for people and as a document; and of packages: the QNN libraries of an
-APK, an AAR or a folder, and what is missing."""
+"""`inspect` of a package: which QNN libraries an APK, an AAR or a folder has, and what is wrong with them.
+
+`run` unpacks the libraries of each package, checks them together and writes one report. The checks answer
+what a phone would: is each library whole and for this processor, are all of one QNN build, and does each find
+what it needs?"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from provisioning import elf, qnn_libraries
 from provisioning.archive import extract
 from provisioning.base import answer
-from provisioning.base.commands import session
 from provisioning.base.errors import ArchiveError, CheckFailed, UsageError
 from provisioning.base.findings import Finding, Metric, Outcome, Severity, outcome_of
 from provisioning.base.foreign import escape_line
@@ -24,69 +26,13 @@ from provisioning.base.stage_run import StageRun
 from provisioning.build_ids import build_ids
 from provisioning.manifest import Soc, soc_named
 
-ELF, PE = b"\x7fELF", b"MZ"
-
-
-def kind_of(head: bytes) -> str:
-    """`library` or `dll`; empty for anything else."""
-    if head.startswith(ELF):
-        return "library"
-    return "dll" if head.startswith(PE) else ""
-
-
-def facts(path: Path, kind: str) -> dict[str, object]:
-    """Collect the facts about a library. Raises CheckFailed for a damaged file."""
-    size = path.stat().st_size
-    if kind == "dll":
-        try:
-            library = qnn_libraries.read_pe(path)
-        except qnn_libraries.BrokenPe as error:
-            message = f"{path}: expected a Windows library, found a damaged one: {error.reason}"
-            raise CheckFailed(message, fix="restore the file") from error
-        return {
-            "what": f"Windows library for {library.machine_name}, {size:,} bytes",
-            "version": library.version,
-            "QNN build": list(build_ids(path)),
-            "needs": [name for name in library.needed if not name.lower().startswith("api-ms-win-")],
-            "Authenticode": "there is a signature, not verified here" if library.signed else "none",
-        }
-    header = elf.read(path)
-    if header.arch is not None:
-        role = "skel" if path.name.endswith("Skel.so") else "library"
-        return {
-            "what": f"Hexagon {role} for v{header.arch}, {size:,} bytes",
-            "QNN build": list(build_ids(path)),
-            "needs": list(header.needed),
-            "next": session("signing", "inspect", path),
-        }
-    return {
-        "what": f"{header.bits}-bit {header.machine_name} library, {size:,} bytes",
-        "QNN build": list(build_ids(path)),
-        **_android(header),
-        "needs": list(header.needed),
-    }
-
-
-def _android(header: elf.Elf) -> dict[str, object]:
-    """Return what its Android note says, as `validate` compares it."""
-    if header.android_api is None:
-        return {}
-    release, build = header.ndk or ("not named", "")
-    return {
-        "Android": f"API level {header.android_api}",
-        "NDK": f"{release} ({build})" if build else release,
-        "pages": f"{min(header.alignments, default=0):,} bytes",
-    }
-
-
-# Packages
-
-
 ABIS = {"arm64-v8a": elf.AARCH64, "armeabi-v7a": "EM_ARM", "x86": "EM_386", "x86_64": elf.X86_64}
 """The machine of each of Android's ABIs."""
 
 PHONES = "arm64-v8a"
+"""The ABI of phones with an HTP."""
 DIALOG = "genie_config.json"
+"""Genie's configuration, which names the files of a language model."""
 MOST_BYTES = 8 << 30
 """The libraries of one package may have so many bytes when unpacked. An APK is at most half of it."""
 ARCHIVES = (".apk", ".aar")
@@ -127,7 +73,7 @@ class PackagedLibrary:
     def is_qnn_library(self) -> bool:
         return _QNN.fullmatch(self.name) is not None or bool(self.builds)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         machine = f"for {self.elf.machine_name}" if self.elf else "damaged"
         return f"{self.place}: {machine}, QNN {', '.join(self.builds) or 'not named'}"
 
@@ -143,10 +89,10 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
     packages: dict[str, Metric] = {}
     with stage.reported(selection.reports, "inspect", str(paths[0])):
         for path in paths:
-            with _folder_of(path) as folder:
-                libraries = _libraries(folder)
-                stage.findings += _findings(path, folder, libraries, socs)
-            rows = [library.described() for library in libraries if library.is_qnn_library]
+            with _unpacked(path) as folder:
+                libraries = _read_libraries(folder)
+                stage.findings += _check(path, folder, libraries, socs)
+            rows = [library.describe() for library in libraries if library.is_qnn_library]
             packages[str(path)] = {"libraries": [*rows]}
             for line in [str(path), *(f"  {row}" for row in rows)]:
                 sys.stdout.write(f"{escape_line(line)}\n")
@@ -157,7 +103,7 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
 
 
 @contextmanager
-def _folder_of(path: Path) -> Iterator[Path]:
+def _unpacked(path: Path) -> Iterator[Path]:
     """Yield a folder with the package's libraries. Raises CheckFailed for a damaged package, UsageError for
     another kind."""
     if not path.exists():
@@ -184,13 +130,13 @@ def _unpack(archive: Path, prefix: str, folder: Path) -> None:
         raise CheckFailed(error.message, fix="build or download it again") from error
 
 
-def _libraries(folder: Path) -> list[PackagedLibrary]:
+def _read_libraries(folder: Path) -> list[PackagedLibrary]:
     # Regular files alone: a link may lead out of the package, and a pipe never ends.
     files = (path for path in sorted(folder.rglob("*.so")) if path.is_file() and not path.is_symlink())
-    return [_library(path, path.relative_to(folder).as_posix()) for path in files]
+    return [_read_library(path, path.relative_to(folder).as_posix()) for path in files]
 
 
-def _library(path: Path, place: str) -> PackagedLibrary:
+def _read_library(path: Path, place: str) -> PackagedLibrary:
     try:
         header = elf.read(path)
     except elf.NotElf as error:
@@ -206,7 +152,7 @@ def _finding(rule: str, subject: object, message: str, fix: str) -> Finding:
     return Finding(rule, Severity.ERROR, str(subject), message, fix)
 
 
-def _findings(
+def _check(
     path: Path, folder: Path, libraries: Sequence[PackagedLibrary], socs: Mapping[str, Soc]
 ) -> Iterator[Finding]:
     """Check the libraries. `socs` are the chips that the user named."""
@@ -217,16 +163,16 @@ def _findings(
         fix = "name another package, or look whether its build takes the libraries in (jniLibs)"
         yield _finding("package-empty", path, message, fix)
     for library in libraries:
-        yield from _wrong(library)
-    yield from _several_builds(qnn)
-    yield from _dependencies(libraries)
+        yield from _check_library(library)
+    yield from _check_builds(qnn)
+    yield from _check_dependencies(libraries)
     if qnn:
-        yield from _halves(path, qnn, socs)
+        yield from _check_stubs_and_skels(path, qnn, socs)
     for dialog in dialogs:
-        yield from _genie(dialog, dialog.relative_to(folder).as_posix())
+        yield from _check_dialog(dialog, dialog.relative_to(folder).as_posix())
 
 
-def _wrong(library: PackagedLibrary) -> Iterator[Finding]:
+def _check_library(library: PackagedLibrary) -> Iterator[Finding]:
     if library.elf is None:
         yield _finding("package-damaged", library.place, library.damage, "build or provision it again")
     elif (machine := ABIS.get(library.abi)) and library.elf.machine not in (machine, elf.HEXAGON):
@@ -236,7 +182,7 @@ def _wrong(library: PackagedLibrary) -> Iterator[Finding]:
         yield _finding("package-abi", library.place, message, f"take the one for {library.abi}")
 
 
-def _several_builds(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
+def _check_builds(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
     names_by_build: dict[str, set[str]] = {}
     for library in libraries:
         for build in library.builds:
@@ -247,7 +193,7 @@ def _several_builds(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
         yield _finding("package-mixed", "QNN", message, _SAME_SDK)
 
 
-def _dependencies(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
+def _check_dependencies(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
     """Android's loader looks beside a library, and among those that the phone has for every app."""
     phones = [library for library in libraries if library.abi == PHONES]
     names = {library.name for library in phones}
@@ -261,33 +207,36 @@ def _dependencies(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
             yield _finding("package-missing", library.place, message, f"put it into {library.folder}")
 
 
-def _halves(path: Path, libraries: Sequence[PackagedLibrary], socs: Mapping[str, Soc]) -> Iterator[Finding]:
-    """The stub for Android and the skel for the DSP of each HTP arch, and what both need."""
+def _check_stubs_and_skels(
+    path: Path, libraries: Sequence[PackagedLibrary], socs: Mapping[str, Soc]
+) -> Iterator[Finding]:
+    """Require both halves of the way to each HTP: the stub for Android and the skel for the DSP, and the
+    libraries that they need."""
     names = {library.name for library in libraries}
-    users: dict[str, str] = {}
+    users_by_arch: dict[str, str] = {}
     for name in sorted(names):
         if match := _STUB_OR_SKEL.fullmatch(name):
-            users.setdefault(match[1], name)
+            users_by_arch.setdefault(match[1], name)
     for name, soc in socs.items():
-        users.setdefault(str(soc.arch), name)
-    for arch, user in users.items():
-        yield from _lacking(path, user, names, (f"libQnnHtpV{arch}Stub.so", f"libQnnHtpV{arch}Skel.so"))
-    if users:
-        yield from _lacking(path, "HTP", names, ("libQnnHtp.so", "libQnnSystem.so"))
+        users_by_arch.setdefault(str(soc.arch), name)
+    for arch, user in users_by_arch.items():
+        yield from _require_files(path, user, names, (f"libQnnHtpV{arch}Stub.so", f"libQnnHtpV{arch}Skel.so"))
+    if users_by_arch:
+        yield from _require_files(path, "HTP", names, ("libQnnHtp.so", "libQnnSystem.so"))
     elif "libQnnHtp.so" in names:
         message = f"it reaches no HTP: {path.name} has no libQnnHtpV…Stub.so"
         fix = "put the stub and the skel of each chip's HTP arch into it"
         yield _finding("package-missing", "libQnnHtp.so", message, fix)
 
 
-def _lacking(path: Path, user: str, names: Set[str], pair: Sequence[str]) -> Iterator[Finding]:
+def _require_files(path: Path, user: str, names: Set[str], pair: Sequence[str]) -> Iterator[Finding]:
     gaps = " and ".join(name for name in pair if name not in names)
     if gaps:
         message = f"it needs {gaps}, which {path.name} lacks"
         yield _finding("package-missing", user, message, f"put {gaps} of the same SDK into it")
 
 
-def _genie(config: Path, place: str) -> Iterator[Finding]:
+def _check_dialog(config: Path, place: str) -> Iterator[Finding]:
     try:
         dialog = json.loads(config.read_text(encoding="utf-8"))["dialog"]
         engine = dialog["engine"]

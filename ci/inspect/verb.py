@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _inspect(args: argparse.Namespace) -> int:
     # Imported late: it loads pydantic, and what reads archives and signatures.
-    from ci.inspect import package
+    from ci.inspect import library, package
 
     file: Path = args.files[0]
     programs = programs_in(file) if file.is_dir() else []
@@ -87,9 +87,9 @@ def _inspect(args: argparse.Namespace) -> int:
             f"expected one file, or packages alone, found {len(args.files)}", fix="inspect them one by one"
         )
     head = first_bytes(file)
-    if kind := package.kind_of(head):
+    if kind := library.kind_of(head):
         _refuse_flags(file, kind, args.against, args.extract)
-        return _show(file, kind, package.facts(file, kind))
+        return _show(file, kind, library.facts(file, kind))
     refuse_torch_file(file)
     refuse_no_program(file, file)
     if head.startswith(DLC_MARK):

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from ci.suite.accepting import accept_values
 from ci.suite.lane_head import LaneHead
 from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import P, Suites
@@ -18,7 +19,6 @@ from ci.suite.stage import (
     Plan,
     Results,
     Verdict,
-    accept_values,
     choose,
     finish,
     report,

@@ -11,7 +11,7 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.one_model.forecast import ACCEPTED, PRECISIONS, Forecasts, QnnEstimates, load_forecasts
 from ci.one_model.phones import MANIFEST
 from ci.suite.options import matcher
-from ci.suite.stage import run_cached_step
+from ci.suite.running import run_cached_step
 from ci.work import Failure, WorkOptions, to_json
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, FittedProgram, JudgedPhone, judge, limits_of, quantile

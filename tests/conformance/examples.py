@@ -19,9 +19,9 @@ from ci.lanes.executorch.explain import searching
 from ci.lanes.executorch.lane import LANE as EXECUTORCH
 from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running
 from ci.lanes.executorch.suite import ExecutorchProgram, ModuleScheme
-from ci.lanes.llm import stage as llm_stage
+from ci.lanes.llm import steps as llm_steps
 from ci.lanes.llm.lane import LANE as LLM
-from ci.lanes.llm.stage import LlmPlan, reading, training
+from ci.lanes.llm.steps import LlmPlan, measuring, training
 from ci.lanes.llm.suite import LlmProgram
 from ci.lanes.onnx import steps as onnx_steps
 from ci.lanes.onnx.explain import rewriting
@@ -226,15 +226,15 @@ def plan_of_llm(
 
 def llm_in_which(patch: pytest.MonkeyPatch, folder: Folder, outcome: str) -> AnyLane:
     environment = {"PATH": os.environ["PATH"], llm_worker.OUTCOME: outcome}
-    patch.setattr(llm_stage, "WORKER", llm_worker.__name__)
-    patch.setattr(llm_stage, "environment", lambda qnn_environment=None: environment)
+    patch.setattr(llm_steps, "WORKER", llm_worker.__name__)
+    patch.setattr(llm_steps, "environment", lambda qnn_environment=None: environment)
     return replace(LLM, plan=partial(plan_of_llm, folder))
 
 
 def llm_steps_of(folder: Folder, program: LlmProgram) -> Iterator[Step[Any]]:
     plan = plan_of_llm(folder, [program], folder.options())
     model = Result({"perplexity": 3.0, "weights": "digest"}, folder.path)
-    yield reading(plan, {program.name: model})
+    yield measuring(plan, {program.name: model})
     yield training(plan)
 
 

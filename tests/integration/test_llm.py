@@ -51,7 +51,7 @@ from ci.lanes.llm.rounding import (
     rounded_model,
     rounded_weight,
 )
-from ci.lanes.llm.stage import WORKER, home_of
+from ci.lanes.llm.steps import WORKER, home_of
 from ci.lanes.llm.tiny import texts
 from ci.lanes.llm.tokenizer import chat_text, tokens_of
 from ci.lanes.llm.verdicts import Bounds, culprit, part_row

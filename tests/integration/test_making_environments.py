@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.suite.stage import ready_environment
+from ci.suite.ready_environment import ready_environment
 from lab.lock.files import record_torch
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection

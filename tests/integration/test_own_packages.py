@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from ci.models.own_packages import Needs, OwnPackages, install_packages, locked_versions
-from ci.suite.stage import packages_of, run_cached_step
+from ci.suite.running import run_cached_step
+from ci.suite.stage import packages_of
 from ci.work.cached_steps import Step
 from ci.work.child import closed_environment
 from ci.work.digests import LOCKED

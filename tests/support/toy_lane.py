@@ -18,7 +18,8 @@ from ci.suite.lane import LaneStep, StageJudgement
 from ci.suite.lane_head import COMPILE, LaneHead, LaneStage
 from ci.suite.options import Choice, StageOptions
 from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
-from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of, run_cached_step
+from ci.suite.running import run_cached_step
+from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of
 from ci.suite.stage_command import SuiteCommand
 from ci.work.cached_steps import Step, require_done
 from ci.work.jobs import Job

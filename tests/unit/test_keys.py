@@ -19,8 +19,8 @@ from ci.lanes.executorch.steps import ExecutorchPlan, lowering, running, worker_
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import case_of
 from ci.lanes.llm.orders import CompileOrder, SuiteOrder
-from ci.lanes.llm.stage import LlmPlan, reading
-from ci.lanes.llm.stage import compiling as compiling_checkpoint
+from ci.lanes.llm.steps import LlmPlan, measuring
+from ci.lanes.llm.steps import compiling as compiling_checkpoint
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.onnx.explain import rewriting
@@ -29,8 +29,9 @@ from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import OnnxOrder, OnnxRequest
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.suite.programs import NO_SUITE, Program, ProgramOrder
+from ci.suite.ready_environment import host_libraries
 from ci.suite.runner import Runner
-from ci.suite.stage import Plan, host_libraries
+from ci.suite.stage import Plan
 from ci.suite.tensor_files import TensorFile
 from ci.work.cached_steps import NotCached, Step
 from ci.work.jobs import WorkOptions
@@ -77,7 +78,7 @@ def _onnx(program: Program, folder: Path) -> Step[Any]:
 
 def _judge(program: Program, folder: Path) -> Step[Any]:
     models = {program.name: Result({"perplexity": 3.0, "weights": "weights"}, folder)}
-    return reading(_plan(LlmPlan, program, folder, qnn_environment=None), models)
+    return measuring(_plan(LlmPlan, program, folder, qnn_environment=None), models)
 
 
 def _llm_program(folder: Path) -> Program:

@@ -17,6 +17,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.compile_needs import CompileNeeds
 from ci.lanes.llm.genie import (
     CONFIG,
     PROGRAM,
@@ -41,8 +42,8 @@ from ci.lanes.llm.orders import (
     Window,
     record_of,
 )
-from ci.lanes.llm.product import CompileNeeds, parts_of, readme_of
-from ci.lanes.llm.stage import digests_of, source_of
+from ci.lanes.llm.product import fewest_parts, readme_of
+from ci.lanes.llm.steps import digests_of, source_of
 from ci.lanes.llm.suite import SUITES
 from ci.lanes.llm.text import judged_text, prefix_lengths, share_of_runs, windows
 from ci.lanes.llm.verb import CHECK
@@ -195,7 +196,7 @@ class TestCompile:
         self, tmp_path: Path, name: str, precision: str, layers: int, parts: int
     ) -> None:
         shape = published(tmp_path, name, num_hidden_layers=layers)
-        assert parts_of(shape, precision) == parts
+        assert fewest_parts(shape, precision) == parts
         for count in (parts, layers):
             spans = [shape.part(number, count) for number in range(count)]
             numbers = [layer for first, last in spans for layer in range(first, last)]

@@ -17,7 +17,7 @@ from ci.models.projects import contradictions, nearest_project, version_at_hand
 from ci.models.user_model import user_model
 from ci.one_model.model import OneModel
 from ci.one_model.packages import needs_of_model
-from ci.suite.stage import advice
+from ci.suite.running import advice
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 from tests.support.repositories import write

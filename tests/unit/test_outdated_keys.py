@@ -15,7 +15,7 @@ import pytest
 
 from ci.lanes.executorch.steps import running
 from ci.lanes.llm.orders import CompileOrder
-from ci.lanes.llm.stage import LlmPlan, checkpoint_of, compiling
+from ci.lanes.llm.steps import LlmPlan, checkpoint_of, compiling
 from ci.lanes.onnx.steps import request_of
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.suite.runner import Runner

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ci.builds.tree import SourceTree, make_overlay
+from ci.suite.ready_environment import ready_environment, use_executorch
 from ci.suite.runner import VARIABLE, find_runner
-from ci.suite.stage import ready_environment, use_executorch
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import BUILDS_TREE, OFFICIAL_PROFILE, Selection

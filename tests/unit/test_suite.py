@@ -13,8 +13,8 @@ from ci.lanes.executorch.suite import SHIPPED, ExecutorchProgram, all_programs, 
 from ci.lanes.onnx.suite import SHIPPED as ONNX
 from ci.lanes.onnx.suite import programs_of as programs_of_onnx
 from ci.suite.accepted import derive_thresholds, load_baseline, load_tolerances
+from ci.suite.accepting import accepted_figures
 from ci.suite.precision import SCHEMES
-from ci.suite.stage import accepted_figures
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.known_faults import load_fixes

@@ -21,9 +21,9 @@ from ci.suite.accepted import (
     low_figures,
     threshold_values,
 )
+from ci.suite.accepting import accepted_figures, thresholds_of
 from ci.suite.figures import round_figures
 from ci.suite.limits import missed_thresholds
-from ci.suite.stage import accepted_figures, thresholds_of
 from ci.suite.suite_file import Thresholds
 from provisioning.accepted_file import Accepted, Values, accept, load_accepted
 

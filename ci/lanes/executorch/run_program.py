@@ -15,8 +15,8 @@ from ci.models.inputs import Array, GraphSignature, Sample, Tensor, draw_sample,
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import require_program
 from ci.one_model.output import Ran
+from ci.suite.ready_environment import ready_environment
 from ci.suite.runner import call_runner, ready_runner
-from ci.suite.stage import ready_environment
 from ci.work import closed_environment
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

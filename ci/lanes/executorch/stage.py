@@ -37,7 +37,8 @@ from ci.suite.findings import (
 from ci.suite.lane import Remarks
 from ci.suite.options import Choice
 from ci.suite.runner import Runner
-from ci.suite.stage import MeasuredValues, Results, Verdict, choose, run_cached_step, scores_of
+from ci.suite.running import run_cached_step, scores_of
+from ci.suite.stage import MeasuredValues, Results, Verdict, choose
 from ci.suite.task_metric import MetricFigures
 from ci.work import Failure, Folder, Job, Result, sent_request, to_json
 from provisioning.base.files import hash_file

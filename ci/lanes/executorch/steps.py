@@ -38,15 +38,10 @@ from ci.suite.device_stage import check_device
 from ci.suite.figures import add_samples, describe_figures
 from ci.suite.options import NO_DEVICE, DeviceFlags, StageOptions
 from ci.suite.programs import ProgramOrder
+from ci.suite.ready_environment import host_libraries, ready_environment
 from ci.suite.runner import Runner, ready_runner
-from ci.suite.stage import (
-    Plan,
-    export_log,
-    host_libraries,
-    packages_of,
-    ready_environment,
-    run_cached_step,
-)
+from ci.suite.running import run_cached_step
+from ci.suite.stage import Plan, export_log, packages_of
 from ci.work import (
     NOTHING,
     ChildTask,

@@ -11,7 +11,7 @@ from ci.lanes.executorch.steps import (
     WORKER,
     home_of,
 )
-from ci.suite.stage import use_executorch
+from ci.suite.ready_environment import use_executorch
 from ci.work import Refused, asking, closed_environment
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed

@@ -39,7 +39,7 @@ from ci.lanes.llm.orders import (
     measure_program,
     record_of,
 )
-from ci.lanes.llm.stage import WORKER, changed_files, environment, home_of, source_of
+from ci.lanes.llm.steps import WORKER, changed_files, environment, home_of, source_of
 from ci.lanes.llm.text import PREFIX, judged_text
 from ci.lanes.llm.tokenizer import (
     TEMPLATE_FIX,
@@ -55,7 +55,7 @@ from ci.lanes.llm.tokenizer import (
 )
 from ci.one_model.model import OneModel
 from ci.suite.findings import verdict
-from ci.suite.stage import ready_environment
+from ci.suite.ready_environment import ready_environment
 from ci.work import Asker, asking, read, to_json
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

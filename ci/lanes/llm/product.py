@@ -1,17 +1,19 @@
-"""The commands that compile a checkpoint for Genie, or to a program of ExecuTorch."""
+"""`compile` of a language model: a checkpoint becomes what Genie runs on a device, or a program of
+ExecuTorch.
+
+`programs_of` checks what the user typed and the checkpoint, and makes one program of them; `plan_to_compile`
+says what compiling will take; `compiled_results` does it; `product_of` gives the files that `compile` writes
+into the user's folder. They are parts of the lane's record (`lane.py`)."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from shutil import disk_usage
-
-import numpy as np
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.compile_needs import CompileNeeds, pace
 from ci.lanes.llm.float_model import CAUSES, float_model
 from ci.lanes.llm.genie import PROGRAM, require_sizes
 from ci.lanes.llm.model_options import LlmOptions
@@ -24,7 +26,7 @@ from ci.lanes.llm.orders import (
     Written,
     record_in,
 )
-from ci.lanes.llm.stage import (
+from ci.lanes.llm.steps import (
     Checkpoint,
     LlmPlan,
     checkpoint_of,
@@ -41,8 +43,9 @@ from ci.one_model.model import OneModel
 from ci.one_model.output import SCRATCH
 from ci.one_model.product import Product, require_fp16
 from ci.suite.precision import refuse_several, written_name
-from ci.suite.stage import Results, run_cached_step
-from ci.work import Result, available_memory, read, require_done
+from ci.suite.running import run_cached_step
+from ci.suite.stage import Results
+from ci.work import Result, read, require_done
 from provisioning.base.commands import add_flags, session
 from provisioning.base.errors import UsageError
 from provisioning.base.parser import Parser
@@ -50,7 +53,7 @@ from provisioning.base.settings import profile_flags
 from provisioning.base.units import seconds, size
 
 PART = 1 << 30
-"""A context binary has at most this many bytes: compiling one of this size took 6 GB of memory."""
+"""The most bytes of a context binary: compiling one of this size took 6 GB of memory."""
 README = """\
 # {name} through {order.through}
 
@@ -96,54 +99,19 @@ def is_wrong_in_genie(precision: str, parts: int) -> bool:
 def compile_order(model: OneModel, folder: Path) -> tuple[Architecture, CompileOrder]:
     """Check everything before anything heavy is imported, and return the order. Its calibration is added
     later."""
-    options = model.own(LlmOptions)
-    selection, through = model.selection, options.through
-    context, prefill = options.context, options.prefill
+    options, selection = model.own(LlmOptions), model.selection
+    through, context, prefill = options.through, options.context, options.prefill
     if len(selection.socs) > 1:
         chips = ", ".join(selection.socs)
         raise UsageError(f"a language model is compiled for one chip, found {chips}", fix="name one --soc")
-    text = calibrate_of(model)
-    precision = written_name(model.precision or "fp16")
-    if through not in PRECISIONS:
-        raise UsageError(
-            f"--through {through} is for other PyTorch models, and {model.typed} is a checkpoint",
-            fix=f"leave --through out, or take {' or '.join(PRECISIONS)}",
-        )
-    if precision not in (choices := PRECISIONS[through]):
-        refuse_several(precision)
-        raise UsageError(
-            f"precision {precision}: language models are compiled in {', '.join(choices)} through {through}",
-            fix="take 16a8w",
-        )
+    precision = _precision_for(model, through)
     shape = read_architecture(folder)
-    if through == GENIE:
-        require_sizes(context, prefill)
-    if prefill >= context:
-        raise UsageError(f"prefill by {prefill} fills a context of {context}", fix="take a longer context")
-    if context > shape.context:
-        reason = f"the model was made for {shape.context}"
-        if shape.context == shape.window:
-            reason = f"no masks are built for its sliding_window of {shape.window}"
-        raise UsageError(
-            f"a context of {context} tokens: {reason}", fix=add_flags("--context", str(shape.context))
-        )
+    _require_context(shape, context, prefill, through)
     require_tensors(folder, shape)
-    if not (folder / "tokenizer.json").is_file():
-        raise UsageError(
-            f"{folder}: expected tokenizer.json, which the device reads; found none",
-            fix="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
-        )
-    if not shape.eos:
-        raise UsageError(
-            f"{folder}/config.json names no eos_token_id, and the device wants it",
-            fix="add it: generation_config.json of the same model may have it",
-        )
-    if precision != "fp16" and text is None:
-        raise UsageError(f"{precision} needs text to calibrate by", fix="--calibrate text.txt")
-    if text is not None and not text.is_file():
-        raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
+    _require_device_files(folder, shape)
+    _require_calibration(calibration_file(model), precision)
     executorch = through == EXECUTORCH
-    parts = options.parts or (1 if executorch else parts_of(shape, precision))
+    parts = options.parts or (1 if executorch else fewest_parts(shape, precision))
     _require_parts(parts, 1 if executorch else shape.num_layers, precision, through)
     return shape, CompileOrder(
         model=str(folder),
@@ -157,23 +125,75 @@ def compile_order(model: OneModel, folder: Path) -> tuple[Architecture, CompileO
     )
 
 
-def calibrate_of(model: OneModel) -> Path | None:
+def _precision_for(model: OneModel, through: str) -> str:
+    """Return the precision that the user chose, if `through` compiles in it."""
+    precision = written_name(model.precision or "fp16")
+    if through not in PRECISIONS:
+        raise UsageError(
+            f"--through {through} is for other PyTorch models, and {model.typed} is a checkpoint",
+            fix=f"leave --through out, or take {' or '.join(PRECISIONS)}",
+        )
+    if precision not in (choices := PRECISIONS[through]):
+        refuse_several(precision)
+        raise UsageError(
+            f"precision {precision}: language models are compiled in {', '.join(choices)} through {through}",
+            fix="take 16a8w",
+        )
+    return precision
+
+
+def _require_context(shape: Architecture, context: int, prefill: int, through: str) -> None:
+    if through == GENIE:
+        require_sizes(context, prefill)
+    if prefill >= context:
+        raise UsageError(f"prefill by {prefill} fills a context of {context}", fix="take a longer context")
+    if context > shape.context:
+        reason = f"the model was made for {shape.context}"
+        if shape.context == shape.window:
+            reason = f"no masks are built for its sliding_window of {shape.window}"
+        raise UsageError(
+            f"a context of {context} tokens: {reason}", fix=add_flags("--context", str(shape.context))
+        )
+
+
+def _require_device_files(folder: Path, shape: Architecture) -> None:
+    """Require what the device reads of the checkpoint."""
+    if not (folder / "tokenizer.json").is_file():
+        raise UsageError(
+            f"{folder}: expected tokenizer.json, which the device reads; found none",
+            fix="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
+        )
+    if not shape.eos:
+        raise UsageError(
+            f"{folder}/config.json names no eos_token_id, and the device wants it",
+            fix="add it: generation_config.json of the same model may have it",
+        )
+
+
+def _require_calibration(text: Path | None, precision: str) -> None:
+    if precision != "fp16" and text is None:
+        raise UsageError(f"{precision} needs text to calibrate by", fix="--calibrate text.txt")
+    if text is not None and not text.is_file():
+        raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
+
+
+def calibration_file(model: OneModel) -> Path | None:
     """Return the text to calibrate by."""
     return Parser.user_folder() / model.options.calibrate if model.options.calibrate else None
 
 
 def _require_parts(parts: int, most: int, precision: str, through: str) -> None:
-    right = [count for count in range(1, most + 1) if not is_wrong_in_genie(precision, count)]
-    if parts in right:
+    possible = [count for count in range(1, most + 1) if not is_wrong_in_genie(precision, count)]
+    if parts in possible:
         return
     words = f"at most {most} through {through}"
     if parts <= most:
         words = f"1 or an even number, as Genie computes others in {precision} wrong"
-    nearest = min(right, key=lambda count: (abs(count - parts), -count))
+    nearest = min(possible, key=lambda count: (abs(count - parts), -count))
     raise UsageError(f"--parts {parts}: expected {words}", fix=add_flags("--parts", str(nearest)))
 
 
-def parts_of(shape: Architecture, precision: str) -> int:
+def fewest_parts(shape: Architecture, precision: str) -> int:
     """Return the lowest number of parts of which none is larger than PART, or than a layer with all words."""
     # Quantizing holds a part as floats.
     weight = 2 if precision == "fp16" else 4
@@ -192,19 +212,27 @@ def programs_of(model: OneModel, suite: Path | None = None) -> list[LlmProgram]:
     shape, order = compile_order(model, folder)
     require_installed()
     require_tokenizer(folder, shape.vocab_size)
-    if order.quantized and (text := calibrate_of(model)):
+    if order.quantized and (text := calibration_file(model)):
         # Before anything starts: a text that is too short is refused.
         order = replace(order, calibration=windows(folder, shape, text, order.context))
-    earlier = record_in(output)
-    names = {path.name for path in output.iterdir()} if output.exists() else set()
-    if earlier.order.model != order.model if earlier else any(not name.startswith(SCRATCH) for name in names):
+    _require_own_folder(output, order)
+    program = checkpoint_of(order)
+    require_fp16([program])
+    return [program]
+
+
+def _require_own_folder(output: Path, order: CompileOrder) -> None:
+    """Refuse a folder with files that no compile of this checkpoint has written."""
+    if earlier := record_in(output):
+        is_foreign = earlier.order.model != order.model
+    else:
+        names = [path.name for path in output.iterdir()] if output.exists() else []
+        is_foreign = any(not name.startswith(SCRATCH) for name in names)
+    if is_foreign:
         raise UsageError(
             f"{output} is not empty, and its files are not of {order.model}",
             fix="name another folder with -o, or remove it",
         )
-    program = checkpoint_of(order)
-    require_fp16([program])
-    return [program]
 
 
 def plan_to_compile(model: OneModel, programs: Sequence[LlmProgram]) -> LlmPlan:
@@ -228,11 +256,7 @@ def compiled_results(plan: LlmPlan, results: Results) -> Mapping[str, Result]:
 
 def product_of(model: OneModel, plan: LlmPlan, program: LlmProgram, results: Mapping[str, Result]) -> Product:
     assert isinstance(program, Checkpoint)
-    return _product(model, program, require_done(results[COMPILED]))
-
-
-def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
-    order, output = program.compiled, model.output
+    result, order, output = require_done(results[COMPILED]), program.compiled, model.output
     assert result.folder is not None
     store, facts = model.selection.store, read(Written, result.facts)
     files = {path.name: path for path in sorted(result.folder.iterdir())}
@@ -242,10 +266,6 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
         source=source_of(order, store),
         files=digests_of(store, files),
     )
-    # Of an earlier compile, in more parts or for another runtime.
-    earlier = record_in(output)
-    entries = output.absolute().iterdir() if earlier else ()
-    stale = [path for path in entries if earlier and path.name in earlier.files]
     genie = order.through == GENIE
     content = f"{facts.binaries} binaries" if genie else "a program"
     float_lines, warnings = _about_float(order, facts)
@@ -258,7 +278,15 @@ def _product(model: OneModel, program: Checkpoint, result: Result) -> Product:
         f"try it: {session('run', output, 'The answer is', *profile)}",
     ]
     written = {"README.md": readme_of(order), RECORD: record.to_json()}
-    return Product({**files, **written}, words, warnings=warnings, stale=stale)
+    return Product({**files, **written}, words, warnings=warnings, stale=_files_of_earlier_compile(output))
+
+
+def _files_of_earlier_compile(output: Path) -> list[Path]:
+    """Return the files that an earlier compile wrote, which may have had more parts or another runtime."""
+    earlier = record_in(output)
+    if earlier is None:
+        return []
+    return [path for path in output.absolute().iterdir() if path.name in earlier.files]
 
 
 def _about_float(order: CompileOrder, written: Written) -> tuple[list[str], list[str]]:
@@ -274,63 +302,3 @@ def readme_of(order: CompileOrder) -> str:
     selected = ("--profile", "wheels-2.51", "--target", "aarch64-linux", "--soc", order.soc)
     bundle = session("bundle", *selected, "FOLDER")
     return text.format(name=Path(order.model).name, order=order, bundle=bundle)
-
-
-# What compiling for Genie takes on this machine, which may be an hour.
-
-
-PART_SECONDS = 5.0
-"""Exporting and compiling a part takes at least this long, however small it is."""
-SORTED, SORTED_SECONDS = 1 << 20, 0.0566
-"""Sorting this many numbers took this many seconds on the machine that the figures of CompileNeeds were
-measured on."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompileNeeds:
-    """Estimates what compiling needs, from what 1B's true shape took: seconds and bytes for each weight, by
-    two layers at 16a8w and a context of 1024, and by all 16 layers at 128."""
-
-    seconds: float
-    """One core needs this many seconds."""
-    memory: float
-    disk: float
-
-    @classmethod
-    def of(cls, shape: Architecture, order: CompileOrder, pace: float) -> CompileNeeds:
-        """Estimate the needs on a machine that takes `pace` times as long."""
-        parts = shape.weights(order.parts)
-        weights, largest = sum(parts), max(parts)
-        # The files are in the store and in the output.
-        if not order.quantized:
-            files, memory, per_weight = 4 * weights, 16.0 * largest, 1.5e-7
-        else:
-            # A word of the embedding has 16 bits.
-            files, memory = 4 * (weights + shape.weights_of_words), 28 * largest + 8e8
-            per_weight = 5e-7 + 2.6e-11 * sum(map(len, order.calibration))
-        duration = (PART_SECONDS * order.parts + per_weight * weights) * pace
-        return cls(duration, memory, 2 * files + 10 * largest)
-
-    def lines(self, output: Path) -> Iterator[str]:
-        folder = next(path for path in (output.absolute(), *output.absolute().parents) if path.is_dir())
-        free = {"memory": available_memory(), "disk": disk_usage(folder).free}
-        needs = {"memory": self.memory, "disk": self.disk}
-        amounts = [
-            f"{size(amount)} of {name}" + (f" ({size(free[name] or 0)} free)" if free[name] else "")
-            for name, amount in needs.items()
-        ]
-        yield f"about {seconds(self.seconds)} of one core, {', '.join(amounts)}"
-        for name, amount in needs.items():
-            if (room := free[name]) is not None and amount > room:
-                remedy = "; more --parts take less" if name == "memory" else ""
-                yield f"warning: {size(amount)} of {name} is more than the {size(room)} free{remedy}"
-
-
-def pace() -> float:
-    """Return how many times as long as the measured machine this one takes."""
-    numbers, times = np.random.default_rng(1).standard_normal(SORTED), []
-    for _ in range(3):
-        start = time.thread_time()
-        np.exp(np.sort(numbers))
-        times.append(time.thread_time() - start)
-    return min(times) / SORTED_SECONDS

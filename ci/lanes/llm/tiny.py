@@ -1,6 +1,6 @@
 """Trains a tiny Llama, the model of the `tiny` case, as a folder in the Hugging Face format. It uses one
 thread, one seed, a text from the locked torch, and arithmetic that all processors share
-(ci.lanes.llm.stage.PORTABLE), so the same versions give the same weights everywhere."""
+(ci.lanes.llm.steps.PORTABLE), so the same versions give the same weights everywhere."""
 
 from __future__ import annotations
 

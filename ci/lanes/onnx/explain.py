@@ -37,7 +37,7 @@ from ci.suite import precision
 from ci.suite.figures import describe_figures
 from ci.suite.options import Choice
 from ci.suite.precision import ONNX_PRECISIONS, refuse_floats
-from ci.suite.stage import run_cached_step
+from ci.suite.running import run_cached_step
 from ci.work import File, Step, read, require_done
 from provisioning import known_faults
 from provisioning.base.errors import CheckFailed

@@ -21,7 +21,7 @@ from ci.one_model.output import (
     writing_into,
 )
 from ci.one_model.packages import needs_of_model
-from ci.suite.stage import advice, packages_of_project
+from ci.suite.running import advice, packages_of_project
 from ci.work import Refused, asking, read, to_json
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, UsageError

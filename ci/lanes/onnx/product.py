@@ -60,7 +60,8 @@ from ci.suite.judged_samples import SUFFIX
 from ci.suite.precision import precision_named, refuse_floats
 from ci.suite.precision_file import precision_file_of
 from ci.suite.programs import NO_SUITE
-from ci.suite.stage import Results, run_cached_step
+from ci.suite.running import run_cached_step
+from ci.suite.stage import Results
 from ci.work import NOTHING, Nothing, Result, Step, asking, read, require_done, to_json
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError

@@ -36,14 +36,9 @@ from ci.suite.accepted import load_tolerances
 from ci.suite.figures import add_samples, describe_figures
 from ci.suite.findings import verdict
 from ci.suite.options import DeviceFlags
-from ci.suite.stage import (
-    Plan,
-    export_log,
-    packages_of,
-    require_packages,
-    run_cached_step,
-    scores_of,
-)
+from ci.suite.ready_environment import require_packages
+from ci.suite.running import run_cached_step, scores_of
+from ci.suite.stage import Plan, export_log, packages_of
 from ci.suite.task_metric import MetricFigures
 from ci.work import (
     ChildTask,

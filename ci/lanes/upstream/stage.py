@@ -22,8 +22,9 @@ from ci.lanes.upstream.suite import (
     worker_environment,
 )
 from ci.suite.options import Choice, StageOptions, matcher, parse_shard, shard
+from ci.suite.ready_environment import use_executorch
 from ci.suite.runner import ready_runner
-from ci.suite.stage import machine_failed, use_executorch
+from ci.suite.stage import machine_failed
 from ci.work import (
     CachedResults,
     Failure,

@@ -183,7 +183,7 @@ def machinery(
     store: Path,
 ) -> SuiteKeyContext:
     from ci.lanes.upstream.shims import OPTIONAL
-    from ci.suite.stage import host_libraries
+    from ci.suite.ready_environment import host_libraries
     from provisioning.components import QNN_SDK
 
     return SuiteKeyContext(
