@@ -1,6 +1,8 @@
-"""The kinds of component: a name, and one row each with all that is peculiar to it.
+"""The kinds of component that a profile can provision, such as the QNN SDK and the Android NDK.
 
-Which version a profile takes, and from where, is in the profile's `[components.NAME]`.
+`KINDS` has a row for each: the variable that names the user's own installation, the files by which its root
+is recognised, and where its version is read. Which version a profile takes, and from where, is in the
+profile's `[components.NAME]`.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ class Kind:
     """Names of the variable in other tools, used if ours is not set."""
     metadata: str = ""
     """The file that holds its version."""
-    reads: Callable[[str], Identity] = lambda text: Identity()
-    """Reads that file's text."""
+    read_identity: Callable[[str], Identity] = lambda text: Identity()
+    """Reads the version from that file's text."""
     named_by_version: bool = True
     """Whether an installation's folder is named by its version, if no file has it."""
     inside: str = ""
@@ -84,7 +86,7 @@ KINDS: Mapping[str, Kind] = {
             "QNN_SDK_ROOT",
             ("include/QNN", "lib/x86_64-linux-clang", "sdk.yaml"),
             metadata="sdk.yaml",
-            reads=_sdk_identity,
+            read_identity=_sdk_identity,
             needed_by=("x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows"),
         ),
         Kind(
@@ -94,7 +96,7 @@ KINDS: Mapping[str, Kind] = {
             all_landmarks=True,
             aliases=("ANDROID_NDK_HOME", "ANDROID_NDK"),
             metadata="source.properties",
-            reads=_ndk_identity,
+            read_identity=_ndk_identity,
             # Folders are named by the release, r26c, or by the user.
             named_by_version=False,
             needed_by=("aarch64-android",),
@@ -106,7 +108,7 @@ KINDS: Mapping[str, Kind] = {
             ("backends/qualcomm", "CMakeLists.txt"),
             all_landmarks=True,
             metadata="version.txt",
-            reads=lambda text: Identity(text.strip()),
+            read_identity=lambda text: Identity(text.strip()),
             named_by_version=False,
             inside="executorch",
         ),
@@ -120,7 +122,7 @@ COMPONENT_VARIABLES: Mapping[str, str] = {name: kind.variable for name, kind in 
 def identity_of(component: str, root: Path) -> Identity:
     """Version and build id in the component's own files. Raises PermissionError if one cannot be read."""
     kind = KINDS[component]
-    return kind.reads(metadata_text(root / kind.metadata)) if kind.metadata else Identity()
+    return kind.read_identity(metadata_text(root / kind.metadata)) if kind.metadata else Identity()
 
 
 def metadata_text(path: Path) -> str:

@@ -1,4 +1,7 @@
-"""Vendors' licences: each is accepted once; the store records what was accepted, when and how."""
+"""Vendors' licences: nothing is fetched before the user accepts its licence, once for a store.
+
+`acceptances` reads what the user accepts now, `require` refuses components whose licence is still open, and
+the store's licences.json records what was accepted, when and how."""
 
 from __future__ import annotations
 
@@ -28,11 +31,14 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def flags(store: Path, components: Iterable[Component]) -> list[str]:
-    """The flags with which these components, which are not in the store, can be fetched into it."""
-    absent = list(components)
-    ids = open_licences(store, absent)
-    accepting = [word for licence in ids for word in (FLAG, licence)]
-    return accepting + ([] if all(component.pinned for component in absent) else [TRUST])
+    """Return the flags of `provision` with which these components can be fetched into the store."""
+    to_fetch = list(components)
+    flags: list[str] = []
+    for licence_id in open_licences(store, to_fetch):
+        flags += [FLAG, licence_id]
+    if not all(component.pinned for component in to_fetch):
+        flags.append(TRUST)
+    return flags
 
 
 def recorded_licences(store: Path) -> dict[str, dict[str, str]]:
@@ -67,29 +73,30 @@ def open_licences(
     store: Path, components: Iterable[Component], consents: Collection[str] = ()
 ) -> dict[str, Licence]:
     """Licences of these components that are neither on record nor accepted now, by id."""
-    have = recorded_licences(store)
+    recorded = recorded_licences(store)
+    licences = [component.licence for component in components if component.licence is not None]
     return {
-        pin.licence.id: pin.licence
-        for pin in components
-        if pin.licence is not None and pin.licence.id not in have and pin.licence.id not in consents
+        licence.id: licence
+        for licence in licences
+        if licence.id not in recorded and licence.id not in consents
     }
 
 
 def require(store: Path, components: Mapping[str, Component], consents: Mapping[str, str]) -> None:
     """Record new acceptances, or refuse these components and name every licence that is missing."""
-    ids = open_licences(store, components.values(), consents)
-    if ids:
-        under = [
+    missing = open_licences(store, components.values(), consents)
+    if missing:
+        messages = [
             f"{name} {component.version} comes under a licence that was not accepted yet: "
             f"{component.licence.title} ({component.licence.url})"
             for name, component in components.items()
-            if component.licence is not None and component.licence.id in ids
+            if component.licence is not None and component.licence.id in missing
         ]
-        flags = " ".join(f"{FLAG} {licence}" for licence in ids)
+        flags = " ".join(f"{FLAG} {licence}" for licence in missing)
         raise EnvironmentLacking(
-            "; ".join(under),
-            fix=f"read {'it' if len(ids) == 1 else 'them'}, then add `{flags}` or set "
-            f"{VARIABLE}={','.join(ids)}",
+            "; ".join(messages),
+            fix=f"read {'it' if len(missing) == 1 else 'them'}, then add `{flags}` or set "
+            f"{VARIABLE}={','.join(missing)}",
         )
     for name, component in components.items():
         if component.licence is not None and component.licence.id not in recorded_licences(store):

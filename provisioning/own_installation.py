@@ -1,4 +1,8 @@
-"""The user's own installation of a component is read, and never copied or changed."""
+"""The user's own installation of a component, such as an SDK that QNN_SDK_ROOT names: it is checked and used
+where it is, and never copied or changed.
+
+`adopt` is what others call. If the folder is not the component's root, its error names the right one
+nearby."""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
     path = user_path(value, variable)
     where = f"{variable}={value}"
     try:
-        _check(component, path, where, variable)
+        _require_root(component, path, where, variable)
     except PermissionError as error:
         raise EnvironmentLacking(
             f"{where}: cannot be read ({error.filename or path})",
@@ -40,34 +44,35 @@ def is_root(component: str, path: Path) -> bool:
     return (all if kind.all_landmarks else any)((path / landmark).exists() for landmark in kind.landmarks)
 
 
-def _check(component: str, path: Path, where: str, variable: str) -> None:
+def _require_root(component: str, path: Path, where: str, variable: str) -> None:
+    if problem := _why_no_root(component, path):
+        existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+        meant = _nearby_root(component, existing) if existing != Path("/") else None
+        raise EnvironmentLacking(f"{where}: {problem}", fix=_fix_of_variable(variable, meant))
+
+
+def _why_no_root(component: str, path: Path) -> str:
+    """Say why a path is not the component's root; empty if it is."""
     if not path.exists():
-        trouble = "there is no such folder"
-    elif path.is_file():
-        trouble = "is a file, expected a folder; if it is an archive, unpack it"
-    else:
-        names = sorted(entry.name for entry in path.iterdir())
-        if is_root(component, path):
-            return
-        text = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
-        trouble = f"is not the root of {component}: expected {_landmark_words(component)} in it, found {text}"
-    near = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
-    right = _nearby(component, near) if near != Path("/") else None
-    raise EnvironmentLacking(f"{where}: {trouble}", fix=_export(variable, right))
-
-
-def _landmark_words(component: str) -> str:
+        return "there is no such folder"
+    if path.is_file():
+        return "is a file, expected a folder; if it is an archive, unpack it"
+    names = sorted(entry.name for entry in path.iterdir())
+    if is_root(component, path):
+        return ""
+    found = ", ".join([*names[:6], *(["…"] if len(names) > 6 else [])]) or "nothing"
     kind = KINDS[component]
-    return (" and " if kind.all_landmarks else " or ").join(kind.landmarks)
+    landmarks = (" and " if kind.all_landmarks else " or ").join(kind.landmarks)
+    return f"is not the root of {component}: expected {landmarks} in it, found {found}"
 
 
-def _export(variable: str, right: Path | None) -> str:
-    if right is None:
+def _fix_of_variable(variable: str, meant: Path | None) -> str:
+    if meant is None:
         return Fix("correct {}, or unset it and run `{}`", variable, ("provision",))
-    return f"export {variable}={quote_command(right)}"
+    return f"export {variable}={quote_command(meant)}"
 
 
-def _nearby(component: str, path: Path) -> Path | None:
+def _nearby_root(component: str, path: Path) -> Path | None:
     """The root that was probably meant: above (where lib was named), or a few folders below."""
     for parent in [path.absolute(), *path.absolute().parents][:5]:
         if parent != Path("/") and is_root(component, parent):

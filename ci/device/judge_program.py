@@ -1,4 +1,9 @@
-"""Judge one program on a device: with the samples that `compile --keep-samples` wrote beside it."""
+"""`run_device PROGRAM`: run one program on a device and judge its outputs, with the samples that `compile
+--keep-samples` wrote beside it.
+
+The device is one at adb or ssh, which gets a bundle; one of AI Hub, which gets the program's context; or any
+other, whose outputs are in a folder. In each case the outputs are compared with float's and with the
+emulator's."""
 
 from __future__ import annotations
 
@@ -53,6 +58,7 @@ ADB, SSH = "adb", "ssh"
 class JudgeOptions:
     program: Path
     way: str
+    """How the program reaches the device: ADB, SSH, AIHUB or FOLDER."""
     outputs: Path | None
     """The folder of the outputs, where the device ran the program by other means."""
     device: DeviceOptions
@@ -103,13 +109,13 @@ def _judge_on_hub(
             library = system_library(options.program, selection)
             prepared = prepare_job(name, options.program, samples, library, wanted, Path(scratch))
         except NotOneContext as error:
-            _not_run(options, samples, Failure("not-run", error.message, error.fix), stage)
+            _report_not_run(options, samples, Failure("not-run", error.message, error.fix), stage)
             return
         outcome = run_contexts(hub, [prepared.job], selection.reports.absolute() / "device")[name]
     if isinstance(outcome, Failure):
         if outcome.exit_code != CheckFailed.exit_code:
             raise ToolkitError(outcome.message, fix=outcome.fix, exit_code=outcome.exit_code)
-        _not_run(options, samples, outcome, stage)
+        _report_not_run(options, samples, outcome, stage)
         return
     ran_on = ran_on_hub(outcome)
     outputs = partial(prepared.read_outputs, outcome.outputs, samples.emulated)
@@ -124,14 +130,14 @@ def system_library(program: Path, selection: Selection) -> Path:
     return sdk_library(provisioned_environment(host, os.environ).root(QNN_SDK).path)
 
 
-def _not_run(options: JudgeOptions, samples: JudgedSamples, failure: Failure, stage: StageRun) -> None:
+def _report_not_run(options: JudgeOptions, samples: JudgedSamples, failure: Failure, stage: StageRun) -> None:
     """Report a program that no device has run."""
-    name, again = options.program.stem, Fix("{}", _again(options))
+    name, again = options.program.stem, Fix("{}", _command_again(options))
     stage.add(f"device-{failure.rule}", Severity.ERROR, name, failure.message, failure.fix)
-    stage.metrics["programs"] = {name: {**_row(samples, again), "verdict": "fail"}}
+    stage.metrics["programs"] = {name: {**_row_of(samples, again), "verdict": "fail"}}
 
 
-def _row(samples: JudgedSamples, again: Fix) -> dict[str, Metric]:
+def _row_of(samples: JudgedSamples, again: Fix) -> dict[str, Metric]:
     return {"soc": samples.facts.soc, "scheme": samples.facts.kind, "command": again}
 
 
@@ -197,22 +203,22 @@ def _judge(
     stage: StageRun,
 ) -> None:
     name, facts = options.program.stem, samples.facts
-    again = Fix("{}", _again(options))
+    again = Fix("{}", _command_again(options))
     try:
         judgement = judge_outputs(samples, outputs())
     except Unusable as error:
         fix = Fix("copy all outputs of one run of this program there; then {}", again)
-        _not_run(options, samples, Failure(error.rule, str(error), fix), stage)
+        _report_not_run(options, samples, Failure(error.rule, str(error), fix), stage)
         return
     findings = list(findings_about_device(name, judgement, Thresholds(), facts.kind, {}, again))
     stage.findings += findings
     result = verdict(findings)
-    _show(name, judgement, ran_on, passed=result == "pass")
+    _print_judgement(name, judgement, ran_on, passed=result == "pass")
     row = row_of_device(judgement, Thresholds(), facts.kind, ran_on)
-    stage.metrics["programs"] = {name: {**_row(samples, again), "verdict": result, **row}}
+    stage.metrics["programs"] = {name: {**_row_of(samples, again), "verdict": result, **row}}
 
 
-def _again(options: JudgeOptions) -> tuple[str, ...]:
+def _command_again(options: JudgeOptions) -> tuple[str, ...]:
     words = ["run_device", str(options.program), "--on", options.way]
     if options.outputs:
         words += ["--outputs", str(options.outputs)]
@@ -223,7 +229,7 @@ def _again(options: JudgeOptions) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _show(name: str, judgement: DeviceJudgement, ran_on: RanOn, *, passed: bool) -> None:
+def _print_judgement(name: str, judgement: DeviceJudgement, ran_on: RanOn, *, passed: bool) -> None:
     on_device = add_samples(describe_figures(judgement.figures), judgement.each_db)
     runtime = f", QNN {ran_on.build_id}" if ran_on.build_id else ""
     lines = [

@@ -106,11 +106,11 @@ class Rank(IntEnum):
     follows = 1
     """It only reports that a step before it failed."""
     meaning = 2
-    """It says what a number, or a stack, means."""
+    """Says what a number, or a stack, means."""
     notice = 3
     """It is often in a log and seldom the cause."""
     end = 4
-    """It says how a program ended."""
+    """Says how a program ended."""
     form = 5
     """Many programs use these words."""
 

@@ -44,7 +44,7 @@ class NoProgram:
 
 
 AuditRows: TypeAlias = Mapping[str, AuditRow | NoProgram]
-"""It has a row for each precision."""
+"""A row for each precision."""
 
 
 def fails(row: AuditRow | NoProgram) -> bool:

@@ -48,9 +48,9 @@ class Cause:
 
     words: str
     nodes: Sequence[str] = ()
-    """They are the nodes of the operator, or of its group; empty if no operator is the cause."""
+    """The nodes of the operator, or of its group; empty if no operator is the cause."""
     place: Place | None = None
-    """It is the line of the model that wrote the operator, if it is known."""
+    """The line of the model that wrote the operator, if it is known."""
     suspected: Sequence[SuspectedFault] = ()
     """The operator can have these known faults; that it has one is not proved here."""
     goes_on: str = ""

@@ -21,7 +21,7 @@ from provisioning.base.units import EXACT_DB
 RUINED_DB = 1.0
 """A value with a lower SQNR is ruined: zeros in its place have 0 dB."""
 LEAST_HALF = 2.0**-14
-"""It is the smallest number that fp16 holds with all its digits."""
+"""The smallest number that fp16 holds with all its digits."""
 FEW_STEPS = 16 * 2.0**-24
 """Below LEAST_HALF, fp16 may err by so much: it is a few of its smallest steps."""
 HALF_ROUNDS, HALF_STEP = 2.0**-11, 2.0**-25
@@ -52,11 +52,11 @@ class Cut:
     """What the chip gives at a node."""
 
     values: Sequence[Array]
-    """They are the chip's values, for each sample."""
+    """The chip's values, for each sample."""
     worst_sample: int
-    """It is the number of the sample with the least SQNR."""
+    """The number of the sample with the least SQNR."""
     faint: float | None
-    """It is the largest value, if all are so small that fp16 errs only by a few of its smallest steps."""
+    """The largest value, if all are so small that fp16 errs only by a few of its smallest steps."""
     rounds: bool
     """Whether the chip is right except for a step of the quantizer, or of fp16."""
 
@@ -69,11 +69,11 @@ class Cuts:
         self.graph, self.trial = graph, trial
         self.cuts: dict[str, Cut] = {}
         self.sqnr: dict[str, float] = {} if program_db is None else {WHOLE: program_db}
-        """It maps the node at which a program ends to the SQNR."""
+        """Maps the node at which a program ends to the SQNR."""
         self.failed: dict[str, str] = {}
         """It says, by node, why a program has no SQNR."""
         self._errors: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
-        """It maps wrong nodes, and operands whose errors they pass on, to the error of the outputs."""
+        """Maps wrong nodes, and operands whose errors they pass on, to the error of the outputs."""
 
     @property
     def program_db(self) -> float:

@@ -39,7 +39,7 @@ ALL = ("", "the outputs")
 """The whole program lies between these two."""
 
 Suspects = Mapping[str, Collection[str]]
-"""It maps a node to the known faults that it can have, the likeliest node first."""
+"""Maps a node to the known faults that it can have, the likeliest node first."""
 NO_SUSPECTS: Suspects = MappingProxyType({})
 
 
@@ -49,7 +49,7 @@ class DivergenceLimits:
     """The program matches from this SQNR on."""
     seconds: float = field(default=FOREVER, metadata=irrelevant("a time limit: what ends early is not kept"))
     program_db: float | None = field(default=None, metadata=irrelevant("without it the same is measured"))
-    """It is the SQNR of the whole program, if that is known."""
+    """The SQNR of the whole program, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,17 @@ class DivergentOperator(OperatorAt):
     node: str
     sqnr_db: float
     sample: int
-    """It is the number of the sample with the least SQNR."""
+    """The number of the sample with the least SQNR."""
     faint: float | None
-    """It is the largest value, if all are too small for fp16; else None."""
+    """The largest value, if all are too small for fp16; else None."""
     rounds: bool
     """Whether it is right except for a step of the quantizer."""
     integers: bool
     """Whether it gives integers; its figures are then those of the operators that read them."""
     share: float
-    """It is the operator's share of the whole program's error."""
+    """The operator's share of the whole program's error."""
     operands: Mapping[str, float | None]
-    """It maps each operand to its SQNR; None if no program that ends there runs."""
+    """Maps each operand to its SQNR; None if no program that ends there runs."""
     alike: int
     """So many other places are taken to have its fault."""
     known: tuple[SuspectedFault, ...] = ()
@@ -89,9 +89,9 @@ class DivergenceResult:
     sqnr_db: float
     first: DivergentOperator | None
     cuts: Mapping[str, float]
-    """It maps the node at which a program ends to the SQNR."""
+    """Maps the node at which a program ends to the SQNR."""
     failed: Mapping[str, str]
-    """It maps the node at which a program ends to the reason why there is no SQNR."""
+    """Maps the node at which a program ends to the reason why there is no SQNR."""
     between: tuple[str, ...]
     """The search was between these two nodes when its time was over."""
 

@@ -1,5 +1,7 @@
-"""Find the fewest rewrites with which a model is as good as with any: compile and compare it with all
-of them, and then without each."""
+"""Find the fewest rewrites with which a model is as good as with any, for `repair`.
+
+`fewest_of` compiles and compares the model with all rewrites that answer known faults, and then leaves out
+each that gains nothing."""
 
 from __future__ import annotations
 
@@ -14,24 +16,26 @@ from ci.one_model.product import Outcome
 from ci.one_model.smallest_part import smallest
 
 Rules = tuple[tuple[str, ...], ...]
-"""It has for each rewrite the rules that ask for it."""
+"""A choice of rewrites. Each is named by the rules of known faults that ask for it."""
 
 
 @dataclass(frozen=True)
 class Repair:
-    """It says what became of a model."""
+    """The outcome of a repair: the model before, and with the rewrites that help."""
 
     model: OneModel
     before: Outcome
     rewritten: Rewritten
     together: Outcome | None
-    """It is the outcome with every rewrite; None if there is none."""
+    """The outcome with every rewrite; None if there is none."""
     after: Outcome | None
-    """It is the outcome with the fewest rewrites that help; None if none does."""
+    """The outcome with the fewest rewrites that help; None if none does."""
     refused: Sequence[RewrittenPlace]
+    """Rewrites that were not proved, or that gain nothing."""
 
     @property
     def now(self) -> Outcome:
+        """The outcome of the model that the user gets."""
         return self.after or self.before
 
     @property
@@ -40,19 +44,19 @@ class Repair:
 
 
 class _RewriteTrials:
-    """It compiles a model with some of its rewrites, each choice once."""
+    """Compiles a model with some of its rewrites, each choice once."""
 
     def __init__(
         self, lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None, before: Outcome
     ) -> None:
         self.lane, self.model, self.before = lane, model, before
         self.rewritten = lane.rewritten(model, only)
-        """It has every rewrite."""
+        """The model with every rewrite."""
         self.all_rules: Rules = tuple(dict.fromkeys(change.rules for change in self.rewritten.places))
         self._trials: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
 
-    def part(self, choice: Rules) -> Rewritten:
-        """Return the model with these rewrites."""
+    def model_with(self, choice: Rules) -> Rewritten:
+        """Return the model with these rewrites alone."""
         return self._trial(choice)[0]
 
     def outcome(self, choice: Rules) -> Outcome:
@@ -62,10 +66,10 @@ class _RewriteTrials:
         if choice not in self._trials:
             rules = tuple(rule for names in choice for rule in names)
             is_all = choice == self.all_rules
-            part = self.rewritten if is_all else self.lane.rewritten(self.model, rules)
-            candidate = rewritten_model(self.model, part)
+            rewritten = self.rewritten if is_all else self.lane.rewritten(self.model, rules)
+            candidate = rewritten_model(self.model, rewritten)
             outcome = outcome_of(self.lane, candidate) if candidate else self.before
-            self._trials[choice] = part, outcome
+            self._trials[choice] = rewritten, outcome
             if len(self.all_rules) > 1:
                 sys.stderr.write(f"  with {', '.join(rules)}: {outcome.summary_line()}\n")
         return self._trials[choice]
@@ -75,7 +79,7 @@ class _RewriteTrials:
         that each improve on the ones before it."""
         if self.all_rules and self.outcome(self.all_rules).improves_on(self.before):
             return self.all_rules
-        # Together they may do harm.
+        # Together they may do harm, so try them one by one.
         best: Rules = ()
         for rules in self.all_rules:
             longer = (*best, rules)
@@ -108,7 +112,7 @@ def fewest_of(lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None,
     return Repair(
         model=model,
         before=before,
-        rewritten=trials.part(winner),
+        rewritten=trials.model_with(winner),
         together=trials.outcome(trials.all_rules) if trials.all_rules else None,
         after=after if winner else None,
         refused=refused,

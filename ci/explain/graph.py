@@ -22,7 +22,7 @@ INPUT, CONSTANT = "input", "constant"
 """No operator computes nodes of these kinds."""
 
 Arrays = Mapping[str, Sequence[Array]]
-"""It maps a node to its value for each sample."""
+"""Maps a node to its value for each sample."""
 NOTHING: Arrays = MappingProxyType({})
 
 
@@ -41,14 +41,14 @@ class Node:
     joins: bool = False
     """Whether its operands must have its precision."""
     part: int | None = None
-    """It is the place of its tensor among the several of the node that it reads; None for other nodes."""
+    """The place of its tensor among the several of the node that it reads; None for other nodes."""
 
 
 class Graph(ABC):
     """It computes a model on some samples, which are known by their number."""
 
     reference: str
-    """It names the graph where a program is compared with it."""
+    """Names the graph where a program is compared with it."""
     samples: Sequence[Any]
 
     @property

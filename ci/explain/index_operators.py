@@ -56,9 +56,9 @@ class IndexChoice:
     """An output holds indices: this says which operator chose them, and among which values."""
 
     output: int
-    """It is the place of the output among the model's."""
+    """The place of the output among the model's."""
     operator: str
-    """It is the name of the node that chose."""
+    """The name of the node that chose."""
     dim: int
     """The operator chose along this dimension of the values. If it chose among all, they have only one."""
     exact: Sequence[Array]

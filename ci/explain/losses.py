@@ -17,7 +17,7 @@ from provisioning.base.units import align, format_decibels
 
 SHOWN = 20
 FOREVER = 1e9
-"""It is a time limit in seconds that never ends: a request cannot hold infinity."""
+"""A time limit in seconds that never ends: a request cannot hold infinity."""
 BEYOND_NAMED = 3
 
 
@@ -55,7 +55,7 @@ class GroupScore(OperatorAt):
     size: int
     """Their outputs have so many elements."""
     reads: Mapping[str, int]
-    """It maps an operator of another group to the number of elements that they read of it."""
+    """Maps an operator of another group to the number of elements that they read of it."""
     noise: tuple[float, ...]
     """They add this noise to the outputs, relative to the signal, if they alone are quantized: at a cheap
     precision, and at a more exact one if there are two."""
@@ -77,7 +77,7 @@ class GroupScore(OperatorAt):
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
     exact: str
-    """It is the second precision, beside the program's."""
+    """The second precision, beside the program's."""
     seconds: float = field(default=FOREVER, metadata=irrelevant("a time limit: what ends early is not kept"))
 
 
@@ -85,7 +85,7 @@ class ScoreRequest:
 class Scores:
     units: tuple[GroupScore, ...]
     totals: tuple[float, ...]
-    """It is the noise of the model if all of it is quantized, at each precision."""
+    """The noise of the model if all of it is quantized, at each precision."""
     rest: int
     """There was no time for so many groups; they err least by themselves."""
 

@@ -376,7 +376,7 @@ OPTIONS = {options} | {{"backend_path": qnn.get_qnn_htp_path()}}
 
 
 CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
-"""It maps an attribute of a Constant that is written as numbers to its type."""
+"""Maps an attribute of a Constant that is written as numbers to its type."""
 
 
 def make_plain(model: onnx.ModelProto) -> bool:

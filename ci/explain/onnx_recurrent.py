@@ -26,7 +26,7 @@ class _Cell(ABC):
 
     put: Writer
     size: int
-    """It is the number of values that each gate gives."""
+    """The number of values that each gate gives."""
 
     @abstractmethod
     def step(self, of_input: str, of_state: str, state: Sequence[str]) -> list[str]:

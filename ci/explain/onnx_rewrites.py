@@ -22,7 +22,7 @@ from ci.explain.permutation import HTP_DIMENSIONS, merge_dimensions
 from ci.models.inputs import Array
 
 REWRITES: dict[str, Find] = {}
-"""It maps the name of a rewrite to what finds its places."""
+"""Maps the name of a rewrite to what finds its places."""
 
 NEAR = 1e-4
 

@@ -1,5 +1,8 @@
 """Write a Python script of one operator and its inputs, which shows the operator's fault and needs nothing of
-ours (`divergence --write`)."""
+ours: `divergence --write` gives it to a user, who can send it upstream.
+
+A graph writes the source that computes the operator on the CPU and on the chip. `proved_script` adds the
+judgement, runs the script, and takes more operators in front until it shows the fault."""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ from ci.models.inputs import Array
 from provisioning.base.commands import capture
 
 MOST_BEFORE = 2
-"""A script goes back at most so many steps: the compiler may fuse an operator with those before it."""
-STILL = "still there"
-VERDICT = re.compile(rf"^(?:{STILL}|gone): .*", re.MULTILINE)
+"""A script has at most so many operators before the one at fault: the compiler may fuse them with it."""
+STILL_THERE = "still there"
+VERDICT = re.compile(rf"^(?:{STILL_THERE}|gone): .*", re.MULTILINE)
+"""The line that a script prints."""
 EXIT_CODES = "Exit code: 1 the fault is still there, 0 it is gone."
 SCRIPT_HEAD = """\
 import base64
@@ -37,7 +41,7 @@ def arrays(names, text):
 
 
 """
-"""A script has this function behind its imports."""
+"""The function that scripts with arrays have behind their imports."""
 SCRIPT_JUDGE = """
 
 def sqnr_db(exact, found):
@@ -55,10 +59,13 @@ sys.exit(worst < LEAST)
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
     about: str
-    """It names the operator, and says what the script needs."""
+    """The script's docstring: it names the operator, and says what the script needs."""
     operator: str
     sample: int
+    """The number of the sample whose values the script has."""
     least: float
+    """The script says that the fault is still there if the outputs are fewer decibels from the CPU's than
+    this."""
 
     @classmethod
     def of(cls, operator: DivergentOperator, program: str, least: float, needs: str) -> ScriptRequest:
@@ -70,7 +77,7 @@ class ScriptRequest:
 class OperatorScript:
     text: str
     verdict: str
-    """The script prints this when it runs alone."""
+    """The line that the script printed when it ran alone."""
 
 
 def arrays_source(arrays: Mapping[str, Array]) -> str:
@@ -90,10 +97,10 @@ def proved_script(request: ScriptRequest, source_of: Callable[[int], str]) -> Op
     alone = _script_with(request, source_of(0))
     script = alone
     for before in range(1, MOST_BEFORE + 1):
-        if script.verdict.startswith(STILL):
+        if script.verdict.startswith(STILL_THERE):
             return script
         script = _script_with(request, source_of(before))
-    return script if script.verdict.startswith(STILL) else alone
+    return script if script.verdict.startswith(STILL_THERE) else alone
 
 
 def _script_with(request: ScriptRequest, source: str) -> OperatorScript:

@@ -32,7 +32,7 @@ Kind = Literal["changes", "breaks", "loses", "raises"]
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
     program_db: float | None
-    """It is the SQNR of the program's outputs; None if there is no program, because the compiler died."""
+    """The SQNR of the program's outputs; None if there is no program, because the compiler died."""
     seconds: float = field(default=FOREVER, metadata=irrelevant("a time limit: what ends early is not kept"))
 
 
@@ -45,15 +45,15 @@ class BrokenStep(OperatorAt):
     kind: Kind
     step: CompilerStep
     error: str = ""
-    """It is the error that ends computing the model, if nothing can compute it any more."""
+    """The error that ends computing the model, if nothing can compute it any more."""
     replaced: str = ""
     """The operator stands in place of this one, which is named with its line."""
     lost: tuple[str, ...] = ()
     """The model no longer reads the weights of these operators, which are named with their lines."""
     sqnr_db: float | None = None
-    """It is the SQNR of the outputs after the step, against those before it."""
+    """The SQNR of the outputs after the step, against those before it."""
     share: float = 0.0
-    """It is the step's share of the program's error."""
+    """The step's share of the program's error."""
     made_by: CompilerStep | None = None
     """This earlier step put the operator there."""
     around: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Replay:
     def __init__(self, program_db: float | None) -> None:
         self.program_db = program_db
         self.before: Graph | None = None
-        """It is the last model that could be computed."""
+        """The last model that could be computed."""
         self.broken: BrokenStep | None = None
         self.steps = 0
         self._makers: dict[str, CompilerStep] = {}

@@ -28,7 +28,7 @@ class Need:
     values: tuple[float, ...] = ()
     bound: float = 1e-5
     withheld: str = ""
-    """It says why the rewrite is not made where it could be."""
+    """Says why the rewrite is not made where it could be."""
 
     @classmethod
     def of(cls, rewrite: str, fixes: Sequence[KnownFix], withheld: str = "") -> Need:
@@ -98,7 +98,7 @@ class Match(Generic[N, V]):
     operands: tuple[V, ...]
     write: Callable[..., Any]
     low: float = float("-inf")
-    """It is the least value of an operand for which the node and its rewrite must agree."""
+    """The least value of an operand for which the node and its rewrite must agree."""
 
 
 class Repaired(ABC, Generic[N, V]):

@@ -1,5 +1,8 @@
-"""Show a PyTorch model as a Graph: it is an exported module of torch.fx, which may be quantized or prepared
-for that. Only workers import this."""
+"""Show a PyTorch model to the searches: `TorchGraph` is the Graph (graph.py says what each method gives) over
+an exported module of torch.fx, which may be quantized or prepared for that.
+
+A module is never changed: what ends at a node, or shows more nodes, is a changed copy. Only workers import
+this."""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ from ci.operators.node_traits import constants_of, traits_of
 from ci.operators.partition import is_quantizer, module_of
 from provisioning.base.units import decibels
 
-IMPORTS = """\
+SCRIPT_IMPORTS = """\
 import torch
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils as qnn
 from executorch.runtime import Runtime
 from torch import device
 """
-LOWERED = """\
+SCRIPT_BODY = """\
 class Net(torch.nn.Module):
 {forward}
 
@@ -91,8 +94,8 @@ class TorchGraph(Graph):
         schema = getattr(node.target, "_schema", None)
         for place, argument in enumerate(schema.arguments if schema else ()):
             if argument.name == "dim":
-                given = node.kwargs.get("dim", argument.default_value)
-                dim = node.args[place] if place < len(node.args) else given
+                by_name = node.kwargs.get("dim", argument.default_value)
+                dim = node.args[place] if place < len(node.args) else by_name
                 return dim if isinstance(dim, int) else None
         return None
 
@@ -119,9 +122,9 @@ class TorchGraph(Graph):
         for sample in self.samples:
             for node, value in values_of(self.module, sample).items():
                 if isinstance(value, Tensor) and value.numel():
-                    rows = value.double()
+                    doubles = value.double()
                     low, high = ranges.get(node, (math.inf, -math.inf))
-                    ranges[node] = min(low, float(rows.min())), max(high, float(rows.max()))
+                    ranges[node] = min(low, float(doubles.min())), max(high, float(doubles.max()))
         return ranges
 
     def ending_at(self, name: str) -> TorchGraph:
@@ -135,8 +138,9 @@ class TorchGraph(Graph):
         if name not in self.operators and end.meta["val"].dtype != torch.bool:
             # As another operator reads it: a cast that comes last is right, and else may not be.
             with module.graph.inserting_before(output):
-                more = module.graph.call_function(torch.ops.aten.add.Tensor, (end, 1))
-                output.args = ((module.graph.call_function(torch.ops.aten.sub.Tensor, (more, 1)),),)
+                plus_one = module.graph.call_function(torch.ops.aten.add.Tensor, (end, 1))
+                minus_one = module.graph.call_function(torch.ops.aten.sub.Tensor, (plus_one, 1))
+                output.args = ((minus_one,),)
         return self._graph_of(module)
 
     def showing(self, names: Sequence[str]) -> TorchGraph:
@@ -195,8 +199,8 @@ class TorchGraph(Graph):
         return {name: error.numpy() for name, error in interpreter.errors.items()}
 
     def disturbed(self, errors: Iterable[Mapping[str, Array]]) -> Iterator[Sequence[Array]]:
-        for of_nodes in errors:
-            tensors = {name: torch.from_numpy(error) for name, error in of_nodes.items()}
+        for error_by_node in errors:
+            tensors = {name: torch.from_numpy(error) for name, error in error_by_node.items()}
             outputs = WithErrors(self.module, self._first, tensors).of(self.samples[0])
             yield [tensor.numpy() for tensor in outputs]
 
@@ -207,15 +211,17 @@ class TorchGraph(Graph):
         weights = arrays_source({name: buffer.numpy() for name, buffer in alone.named_buffers()})
         arrays, forward = arrays_source(inputs), indent(alone.code.strip(), "    ")
         parts = {"weights": weights, "forward": forward, "inputs": arrays, "halves": halves, "soc": soc}
-        return f"{IMPORTS}{ARRAYS}{LOWERED.format(**parts)}"
+        return f"{SCRIPT_IMPORTS}{ARRAYS}{SCRIPT_BODY.format(**parts)}"
 
     def _cut_out(self, name: str, sample: int, before: int) -> tuple[GraphModule, dict[str, Array]]:
         """Cut out the operator and those before it, with their quantizers, and return them with the values
         that they get."""
-        begins = {name}
+        first = {name}
         for _ in range(before + 1):
-            begins = {row for reader in begins for row in self._makers(self.nodes[reader].reads) or [reader]}
-        operands = {self.nodes_by_name[begin] for begin in begins if self.nodes[begin].kind != CONSTANT}
+            first = {
+                maker for reader in first for maker in self._makers(self.nodes[reader].reads) or [reader]
+            }
+        operands = {self.nodes_by_name[row] for row in first if self.nodes[row].kind != CONSTANT}
         end, values = self.nodes_by_name[self.end_of(name)], values_of(self.module, self.samples[sample])
         root, graph, inputs = nn.Module(), FxGraph(), dict[str, Array]()
 
@@ -258,8 +264,10 @@ def _behind_observers(node: FxNode) -> FxNode:
 
 
 def maker_of(node: FxNode) -> FxNode:
-    made_by = node.args[0] if node.target is getitem else node
-    return made_by if isinstance(made_by, FxNode) else node
+    """Return the operator that computes a node's value: a part of several outputs is the work of the node
+    before."""
+    maker = node.args[0] if node.target is getitem else node
+    return maker if isinstance(maker, FxNode) else node
 
 
 def operator_at(node: FxNode) -> OperatorAt:

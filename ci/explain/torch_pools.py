@@ -66,7 +66,7 @@ AVERAGES: dict[object, tuple[int, Callable[..., Tensor]]] = {
     aten.avg_pool1d.default: (1, functional.conv1d),
     aten.avg_pool2d.default: (2, functional.conv2d),
 }
-"""It maps a pool to the number of its window's dimensions, and to the convolution with as many."""
+"""Maps a pool to the number of its window's dimensions, and to the convolution with as many."""
 
 
 @dataclass(frozen=True)

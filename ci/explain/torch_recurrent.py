@@ -51,7 +51,7 @@ class CellWeights:
     of_input: Tensor
     of_state: Tensor
     biases: Sequence[Tensor]
-    """They are the bias of the input and that of the state; none if the layer has none."""
+    """The bias of the input and that of the state; none if the layer has none."""
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> CellWeights:

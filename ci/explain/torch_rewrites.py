@@ -20,7 +20,7 @@ from ci.explain.torch_rewriting import NodeMatch, Registry, RepairedModule
 
 aten: Any = torch.ops.aten
 REWRITES = Registry()
-"""It has the rewrites of operators."""
+"""The rewrites of operators."""
 find_at, one, search = REWRITES.find_at, REWRITES.one, REWRITES.search
 
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)

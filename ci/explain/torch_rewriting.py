@@ -57,7 +57,7 @@ class RepairedModule(Repaired[Node, Node]):
         )
         self.values: list[dict[Node, Any]] = []
         self.stands_for: dict[Node, Node] = {}
-        """It maps a node to the one that replaced it."""
+        """Maps a node to the one that replaced it."""
         self.in_place_nodes: set[Node] = set()
         """These nodes are changed in place, perhaps by what depends on an input."""
         self.settle()

@@ -23,7 +23,7 @@ from ci.models.model_lines import OperatorAt
 from ci.operators.partition import operator_name
 
 Weights = Mapping[str, Tensor]
-"""It maps the name of a placeholder to the weight that it stands for."""
+"""Maps the name of a placeholder to the weight that it stands for."""
 
 QUANTIZERS = ("quantize_per_tensor", "quantize_per_channel", "quantize_affine")
 """The names of quantizers and dequantizers have one of these in them."""
@@ -36,7 +36,7 @@ class Unrounded(Passing):
         super().__init__(module)
         self.values: dict[str, Any] = {}
         self.current = ""
-        """It is the node that is computed, or at which computing ended."""
+        """The node that is computed, or at which computing ended."""
 
     def run_node(self, n: Node) -> Any:
         self.current = n.name

@@ -33,11 +33,11 @@ class Modulated:
     """This weight is computed from a constant one, and from factors for channels."""
 
     constant: Tensor
-    """It is the constant weight, laid out as the convolution reads it."""
+    """The constant weight, laid out as the convolution reads it."""
     read: Sequence[Node]
-    """They are the factors of the channels that are read."""
+    """The factors of the channels that are read."""
     given: Sequence[Node]
-    """They are the factors of the channels that are given."""
+    """The factors of the channels that are given."""
 
 
 def _take_weight_apart(model: RepairedModule, weight: Node, axes: tuple[int, int]) -> Modulated | None:

@@ -36,17 +36,17 @@ twice more."""
 LONGEST = 300.0
 """A whole search takes at most so many seconds, if its trials need more than is left of its time."""
 EXACT = {**MORE_EXACT, "fp16": "16a8w"}
-"""It maps a precision to the one that is tried in its place."""
+"""Maps a precision to the one that is tried in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     words: str
-    """It says what to type, as it is tried."""
+    """Says what to type, as it is tried."""
     trial: Callable[[], Outcome | None]
     """It returns None if the candidate does not apply."""
     edit: Edit | None = None
-    """It is the edit that is tried, if the candidate is one."""
+    """The edit that is tried, if the candidate is one."""
 
     def outcome(self) -> Outcome | None:
         """Return what becomes of the program. A trial that raises becomes an outcome with its error."""
@@ -68,7 +68,7 @@ class Proofs:
     late: list[str] = field(default_factory=list)
     """They may help: their trials did not end in time."""
     edits: dict[str, Edit] = field(default_factory=dict)
-    """It maps the words of a fix that helps to its edit, if the fix is an edit."""
+    """Maps the words of a fix that helps to its edit, if the fix is an edit."""
 
     @property
     def helping(self) -> list[str]:

@@ -57,7 +57,7 @@ class Goal:
     floor: float
     figure: str = SQNR
     metric: str = ""
-    """It is the user's FILE:FUNCTION, whose number is the figure `metric`."""
+    """The user's FILE:FUNCTION, whose number is the figure `metric`."""
 
     def accuracy(self, point: Point) -> float:
         return point.figures.get(self.figure, -math.inf)
@@ -77,12 +77,12 @@ class Tuned:
     points: Sequence[Point]
     """They are all that were measured, ordered by how many units are exact."""
     names: tuple[str, str]
-    """They are the names of the cheap and of the exact precision."""
+    """The names of the cheap and of the exact precision."""
     goal: Goal
     winner: Point | None
-    """It is the cheapest point that holds the floor; None if none does."""
+    """The cheapest point that holds the floor; None if none does."""
     best: Point
-    """It is the winner, else the most accurate point."""
+    """The winner, else the most accurate point."""
     steps: Sequence[str]
 
     @property

@@ -10,22 +10,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.explain.operator_script import EXIT_CODES, STILL, VERDICT, OperatorScript
+from ci.explain.operator_script import EXIT_CODES, STILL_THERE, VERDICT, OperatorScript
 from provisioning.base.commands import capture
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
     fault: str
-    """It says what is wrong, with the compiler's step."""
+    """Says what is wrong, with the compiler's step."""
     lines: tuple[str, ...]
-    """They are the lines of the model, FILE:LINE, that the fault is at: the first one, and those around."""
+    """The lines of the model, FILE:LINE, that the fault is at: the first one, and those around."""
     dies: bool
     """Whether the compiler dies; otherwise its program's outputs are wrong."""
     shows: str = ""
     """What a script prints that dies of this fault has this in it; or this signal ends it."""
     needs: str = ""
-    """It names the packages and their versions."""
+    """Names the packages and their versions."""
 
     @property
     def is_signal(self) -> bool:
@@ -59,7 +59,7 @@ def _shown_by(request: ReportRequest, text: str) -> str:
         raise MemoryError("the script was killed, as the system does when memory runs out")
     if process.returncode < 0:
         ending = signal.Signals(-process.returncode).name
-        return f"{STILL}: it ends with {ending}" if request.shows == ending else ""
+        return f"{STILL_THERE}: it ends with {ending}" if request.shows == ending else ""
     verdict = VERDICT.search(process.stdout)
-    is_shown = verdict and verdict[0].startswith(STILL) and request.shows in process.stdout
+    is_shown = verdict and verdict[0].startswith(STILL_THERE) and request.shows in process.stdout
     return verdict[0] if verdict and is_shown else ""

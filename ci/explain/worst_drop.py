@@ -20,7 +20,7 @@ SMALL = 1 / 16
 MOST_STEPS = 60
 
 INPUTS = -1
-"""It is the place before all operators: there is no error yet."""
+"""The place before all operators: there is no error yet."""
 
 Stops = Callable[[str, str, Worst | None], bool]
 """It gets the two operators between which the search goes on (the first may be empty), and the worst operator

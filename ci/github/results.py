@@ -1,5 +1,9 @@
-"""Jobs of gate.yml take cached results from GitHub's cache, and give those that they used to the one job that
-saves them.
+"""Cached results of our store in GitHub's cache, so that a job of gate.yml does not repeat work of an earlier
+run.
+
+In the order of a workflow: `find_results` names the cache that the default branch saved last; `take_results`
+puts what was restored into the job's store; `give_results` writes what the job used; `collect_results` makes
+one archive of what all jobs used, which the workflow saves.
 
 A restored cache has the name that GitHub lists for the default branch, and that name contains the digest of
 its content. A cache of another scope, such as one that an earlier commit of a pull request saved, has either
@@ -29,7 +33,7 @@ PREFIX = "qnn-ci-results-5-"
 """The names of the caches begin with this. Raise the number when older results must not be reused."""
 KEY = re.compile(f"{PREFIX}([0-9a-f]{{64}})")
 FILE = "results.tar"
-RESTORED, GIVEN, OF_JOBS = "results-cache", "results-of-job", "results-of-jobs"
+RESTORED, USED_BY_JOB, USED_BY_JOBS = "results-cache", "results-of-job", "results-of-jobs"
 """Folders of the workspace: what the cache has and then what is saved to it, what this job used, and what all
 jobs used."""
 STARTED = "job-started"
@@ -55,7 +59,7 @@ def find_results(environ: Mapping[str, str]) -> int:
         message = (
             error.message if isinstance(error, UpstreamError) else f"an answer of another form: {error!r}"
         )
-        warn(f"no cached result is used: {message}; give the call of gate.yml the right `actions: read`")
+        _warn(f"no cached result is used: {message}; give the call of gate.yml the right `actions: read`")
     set_outputs({"results": key if KEY.fullmatch(key) else ""}, environ)
     return 0
 
@@ -63,32 +67,34 @@ def find_results(environ: Mapping[str, str]) -> int:
 def take_results(environ: Mapping[str, str]) -> int:
     """Put the restored results into the store, if their digest is in QNN_CI_RESULTS."""
     workspace, top = Path(environ.get("GITHUB_WORKSPACE", "")), results_folder(store_of(environ))
-    taken = take(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
-    sys.stdout.write(f"{plural(taken.results, 'cached result')} of the default branch\n")
+    unpacked = unpack_if_named(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
+    sys.stdout.write(f"{plural(unpacked.results, 'cached result')} of the default branch\n")
     store_of(environ).mkdir(parents=True, exist_ok=True)
     (store_of(environ) / STARTED).touch()
     return 0
 
 
-def take(archive: Path, key: str, top: Path) -> Unpacked:
+def unpack_if_named(archive: Path, key: str, top: Path) -> Unpacked:
     """Take the results of the archive, but only if it is the one of this name; otherwise work is done
     again."""
     name = KEY.fullmatch(key)
     if name is None or not archive.exists():
         return Unpacked()
     if archive.is_symlink() or not archive.is_file() or hash_file(archive) != name[1]:
-        warn("the restored results are not those that the default branch saved: none is used")
+        _warn("the restored results are not those that the default branch saved: none is used")
         return Unpacked()
     taken = unpack_results(archive, top)
     if taken.problem or taken.refused:
-        warn(f"of the restored results {taken.refused} are damaged, {taken.problem or 'the others are used'}")
+        _warn(
+            f"of the restored results {taken.refused} are damaged, {taken.problem or 'the others are used'}"
+        )
     return taken
 
 
 def give_results(environ: Mapping[str, str]) -> int:
     """Write the results that this job used or made, for the job that saves them."""
-    store, given = store_of(environ), Path(environ.get("GITHUB_WORKSPACE", ""), GIVEN)
-    count = pack_results(results_folder(store), given / FILE, since=(store / STARTED).stat().st_mtime)
+    store, folder = store_of(environ), Path(environ.get("GITHUB_WORKSPACE", ""), USED_BY_JOB)
+    count = pack_results(results_folder(store), folder / FILE, since=(store / STARTED).stat().st_mtime)
     sys.stdout.write(f"{plural(count, 'cached result')} to be saved\n")
     return 0
 
@@ -98,12 +104,12 @@ def collect_results(environ: Mapping[str, str]) -> int:
     workspace = Path(environ.get("GITHUB_WORKSPACE", ""))
     with tempfile.TemporaryDirectory(dir=workspace) as folder:
         top = Path(folder)
-        take(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
-        for archive in sorted((workspace / OF_JOBS).glob(f"*/{FILE}")):
+        unpack_if_named(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
+        for archive in sorted((workspace / USED_BY_JOBS).glob(f"*/{FILE}")):
             taken = unpack_results(archive, top)
             if taken.problem or taken.refused:
                 name = escape_line(archive.parent.name)
-                warn(f"{name}: {taken.refused} damaged results, {taken.problem or 'the others are saved'}")
+                _warn(f"{name}: {taken.refused} damaged results, {taken.problem or 'the others are saved'}")
         # actions/cache saves the path that it restored, and no other.
         shutil.rmtree(workspace / RESTORED, ignore_errors=True)
         archive = workspace / RESTORED / FILE
@@ -113,5 +119,5 @@ def collect_results(environ: Mapping[str, str]) -> int:
     return 0
 
 
-def warn(message: str) -> None:
+def _warn(message: str) -> None:
     sys.stdout.write(command("warning", escape_line(message), title="cached results") + "\n")

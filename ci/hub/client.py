@@ -1,7 +1,9 @@
-"""The child process that speaks with AI Hub by its own client, in the locked environment `hub`.
+"""The child process that speaks with Qualcomm AI Hub through the service's official client, in the locked
+environment `hub`; `service.py` starts it.
 
-It imports nothing of ours. One order comes as JSON on stdin; each line of stdout is an event as JSON. The
-token comes by QAIHUB_API_TOKEN or the client's own file, and is in no event.
+It imports nothing of ours. One order comes as JSON on stdin: list the devices, or run programs with their
+samples on one of them. Each line of stdout is an event as JSON: progress, what a program gave, or an error.
+The token comes by QAIHUB_API_TOKEN or the client's own file, and is in no event.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ AUTHENTICATION, TERMS, SIZE, RATE, NETWORK = "token", "terms", "size", "rate", "
 KINDS = {401: AUTHENTICATION, 403: TERMS, 413: SIZE, 429: RATE}
 """Maps the status of an answer of the service to the kind of error."""
 GONE = 404
+"""The status of an answer about something that the service no longer has."""
 STEP_SECONDS = 0.2
 WORDS_SECONDS = 60.0
-"""A line says so often that jobs are waited for."""
+"""Seconds between two lines that say that jobs are waited for."""
 
 events = sys.stdout
 secret = ""
@@ -121,9 +124,9 @@ class Remembered:
 
 def existing(find: Any, remembered: Remembered, key: str) -> Any:
     """Return what the service has under the id of an earlier run; None if there is none any more."""
-    number = remembered.find(key)
+    service_id = remembered.find(key)
     try:
-        return find(number) if number else None
+        return find(service_id) if service_id else None
     except hub.Error as error:
         if status_of(error) != GONE:
             raise
@@ -208,47 +211,77 @@ def finish(order: dict[str, Any], job: Any) -> None:
     emit(outcome="ran", program=order["program"], job=job.job_id, profile=profile)
 
 
-def run(client: Any, order: dict[str, Any]) -> None:
-    remembered, until = Remembered(Path(order["state"])), time.monotonic() + order["seconds"]
-    next_words = 0.0
-    waiting, running = list(order["jobs"]), dict[str, tuple[dict[str, Any], Any]]()
-    while (waiting or running) and not stopped:
-        pause = order["poll"]
-        while waiting and len(running) < order["limit"] and not stopped:
-            row = waiting.pop(0)
+class JobQueue:
+    """Submits the jobs of an order, at most so many at once, and fetches what they give."""
+
+    def __init__(self, client: Any, order: dict[str, Any]) -> None:
+        self.client = client
+        self.order = order
+        self.remembered = Remembered(Path(order["state"]))
+        self.waiting: list[dict[str, Any]] = list(order["jobs"])
+        self.running: dict[str, tuple[dict[str, Any], Any]] = {}
+        """Maps a program to its part of the order, and to the service's job."""
+
+    @property
+    def is_done(self) -> bool:
+        return stopped or not (self.waiting or self.running)
+
+    def run(self) -> None:
+        """Go on until every job has ended, the time is up, or this process is told to stop."""
+        until = time.monotonic() + self.order["seconds"]
+        next_words = 0.0
+        while not self.is_done:
+            pause = self.submit_waiting()
+            self.fetch_finished()
+            if not self.is_done and time.monotonic() > until:
+                self.give_up()
+                return
+            if self.running and time.monotonic() > next_words:
+                jobs = len(self.waiting) + len(self.running)
+                emit(progress=f"waiting for {len(self.running)} of {jobs} jobs")
+                next_words = time.monotonic() + WORDS_SECONDS
+            self.sleep(pause)
+
+    def submit_waiting(self) -> float:
+        """Submit as many jobs as the limit allows. Return the seconds to pause before the next look."""
+        while self.waiting and len(self.running) < self.order["limit"] and not stopped:
+            row = self.waiting.pop(0)
             try:
-                running[row["program"]] = row, submit(client, row, remembered)
+                self.running[row["program"]] = row, submit(self.client, row, self.remembered)
             except hub.RateLimitedError as error:
-                waiting.insert(0, row)
-                pause = order["rate_pause"]
-                words = describe_error(error)["message"]
-                emit(progress=f"{row['program']}: too many jobs, next try in {pause:g} s: {words}")
-                break
+                self.waiting.insert(0, row)
+                pause = float(self.order["rate_pause"])
+                message = describe_error(error)["message"]
+                emit(progress=f"{row['program']}: too many jobs, next try in {pause:g} s: {message}")
+                return pause
             except Exception as error:
                 emit(outcome="error", program=row["program"], **describe_error(error))
-        for name, (row, job) in list(running.items()):
+        return float(self.order["poll"])
+
+    def fetch_finished(self) -> None:
+        for name, (row, job) in list(self.running.items()):
             try:
-                status = job.get_status()
-                if not status.finished:
+                if not job.get_status().finished:
                     continue
                 finish(row, job)
             except Exception as error:
                 if isinstance(error, HubRefusal):
                     # The next run submits it anew.
-                    remembered.forget(row["job_key"])
+                    self.remembered.forget(row["job_key"])
                 emit(outcome="error", program=name, **describe_error(error))
-            del running[name]
-        if (waiting or running) and time.monotonic() > until:
-            for row in [*waiting, *(row for row, _ in running.values())]:
-                number = remembered.find(row["job_key"]) or "none yet"
-                message = f"no result after {order['seconds']:g} s (job {number})"
-                emit(outcome="error", program=row["program"], kind="timeout", message=message)
-            return
-        if running and time.monotonic() > next_words:
-            emit(progress=f"waiting for {len(running)} of {len(waiting) + len(running)} jobs")
-            next_words = time.monotonic() + WORDS_SECONDS
+            del self.running[name]
+
+    def give_up(self) -> None:
+        """Report all jobs that are left. The next run goes on with those that were submitted."""
+        for row in [*self.waiting, *(row for row, _ in self.running.values())]:
+            job_id = self.remembered.find(row["job_key"]) or "none yet"
+            message = f"no result after {self.order['seconds']:g} s (job {job_id})"
+            emit(outcome="error", program=row["program"], kind="timeout", message=message)
+
+    def sleep(self, pause: float) -> None:
+        """Pause, but not longer than until this process is told to stop."""
         end = time.monotonic() + pause
-        while (waiting or running) and time.monotonic() < end and not stopped:
+        while not self.is_done and time.monotonic() < end:
             time.sleep(STEP_SECONDS)
 
 
@@ -262,7 +295,7 @@ def main() -> None:
         if order["do"] == "list":
             emit(listing=listing(client))
         else:
-            run(client, order)
+            JobQueue(client, order).run()
     except Exception as error:
         emit(error=describe_error(error))
 

@@ -89,7 +89,7 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
     packages: dict[str, Metric] = {}
     with stage.reported(selection.reports, "inspect", str(paths[0])):
         for path in paths:
-            with _unpacked(path) as folder:
+            with _unpacked_folder(path) as folder:
                 libraries = _read_libraries(folder)
                 stage.findings += _check(path, folder, libraries, socs)
             rows = [library.describe() for library in libraries if library.is_qnn_library]
@@ -103,7 +103,7 @@ def run(paths: Sequence[Path], selection: Selection) -> int:
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[Path]:
+def _unpacked_folder(path: Path) -> Iterator[Path]:
     """Yield a folder with the package's libraries. Raises CheckFailed for a damaged package, UsageError for
     another kind."""
     if not path.exists():

@@ -1,5 +1,9 @@
-"""Read the model of a command line: the flags of each lane's models, their values, and what is refused.
-Imports nothing heavy."""
+"""Read MODEL of a command line and its flags, for every command for one model (`compile`, `audit`, `repair`
+…).
+
+Which lane takes the model decides which flags it has. `add_model` adds the flags of all lanes to the verb's
+parser, `one_model_of` reads them for the model's own lane and refuses the others', and `check_model` refuses
+what is wrong in the words alone. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -59,7 +63,8 @@ def lane_of(args: argparse.Namespace, verb: str, folder: Path) -> LaneHead:
 
 
 def kinds_of(verb: str) -> Mapping[str, type[ModelOptions]]:
-    """The options of each kind of model that the verb takes."""
+    """The options of each kind of model that the verb takes, by the words for that kind, such as `PyTorch
+    models`."""
     return {head.models: options_of(head) for head in heads_of_models(verb)}
 
 

@@ -538,7 +538,7 @@ def refuse_halves(model: nn.Module, precision: str) -> None:
 
 
 REMOVED_BY = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
-"""It maps the class of a hook that computes a weight in each run to the function that makes this weight a
+"""Maps the class of a hook that computes a weight in each run to the function that makes this weight a
 constant."""
 
 

@@ -77,7 +77,7 @@ GRU_CELL = (
     " z = torch.sigmoid(iz + hz); h = (1 - z) * torch.tanh(xn + torch.sigmoid(ir + hr) * hn) + z * h"
 )
 FIXES_INSIDE = {ATTENTION: ONE_SAMPLE, "torch.nn.modules.rnn.GRUCell": GRU_CELL}
-"""It maps a module of torch in which a compiler fails to the fix."""
+"""Maps a module of torch in which a compiler fails to the fix."""
 
 
 def is_inside(node: Node, kind: str) -> bool:

@@ -111,7 +111,7 @@ KINDS = {
     ),
     ".zip": Kind("an archive", "unpack it, and name the model in it"),
 }
-"""It maps the ending of a name to what the file is and what to do with it."""
+"""Maps the ending of a name to what the file is and what to do with it."""
 
 TEXTS = (".json", ".txt", ".yaml", ".yml", ".zip")
 """A log may have these endings."""

@@ -73,13 +73,13 @@ def _is_of_subprocess(error: Exception) -> bool:
 @dataclass(frozen=True, slots=True)
 class UserModel:
     name: str
-    """It names the model's case in a suite, its evidence and the files that are written: the file's name,
+    """Names the model's case in a suite, its evidence and the files that are written: the file's name,
     with the function's if that says more."""
     factory: str
     """A suite in `search_path` names the model so: `module:function` or a .pt2's name; empty for an .onnx."""
     search_path: Path
     file: Path | None = None
-    """It is the .pt2, .onnx or .py; None for a module."""
+    """The .pt2, .onnx or .py; None for a module."""
     quantized: bool = False
     """Whether it is a .pt2 with quantizing operators in it."""
 

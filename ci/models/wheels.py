@@ -29,9 +29,9 @@ class PinnedWheel(Model):
     sha256: Sha256
     size: int
     licence: str
-    """It is the licence of the weights, as an SPDX identifier."""
+    """The licence of the weights, as an SPDX identifier."""
     files: dict[str, Sha256] = Field(min_length=1)
-    """They are the members that are read, each with its own hash, which shows whether another version has
+    """The members that are read, each with its own hash, which shows whether another version has
     other weights."""
 
     def tree(self, store: Path) -> Path:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from ci.models.own_packages import NONE, VARIABLE, Needs, file_of, locked_versions
+from ci.models.package_needs import NONE, VARIABLE, Needs, file_of
 from ci.models.projects import contradictions, dependencies_of
+from ci.models.resolved_packages import locked_versions
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import path_of_package, require_project
 from ci.suite.programs import P, Suites

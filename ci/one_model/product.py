@@ -55,7 +55,7 @@ class CompilerDied(ToolkitError):
     crashed = False
     """Whether a signal ended its process."""
     step: Mapping[str, object] | None = None
-    """It is the step that raised an exception, as JSON has it, if that is known."""
+    """The step that raised an exception, as JSON has it, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Traits:
     line: str = ""
     module: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """They are the shapes of its operands and its result."""
+    """The shapes of its operands and its result."""
     kinds: tuple[str, ...] = ()
     """A cast has the types of its operands here; other nodes have none."""
     again: bool = False
@@ -73,12 +73,12 @@ class Traits:
     of_number: bool = False
     """Whether its first operand is one number."""
     arguments: Mapping[str, Argument | tuple[Argument, ...]] = field(default_factory=dict)
-    """They are the arguments that are plain values or tensors of the model's own, by their names in the
+    """The arguments that are plain values or tensors of the model's own, by their names in the
     operator's schema."""
     input: tuple[int, ...] | None = None
     output: tuple[int, ...] | None = None
     range: tuple[float, float] | None = None
-    """It is the range of its first operand, as quantized."""
+    """The range of its first operand, as quantized."""
     maker: str = ""
     """This operator computes its first operand."""
     readers: tuple[str, ...] = ()

@@ -232,7 +232,7 @@ CONDITIONS: Mapping[str, Callable[[Traits], bool]] = {
     "of_values_below_-88": lambda node: _range(node)[0] < -88,
     "of_values_down_to_-1": lambda node: _range(node)[0] <= -0.999,
 }
-"""It maps the name that a row gives to the condition."""
+"""Maps the name that a row gives to the condition."""
 
 DECIBELS = re.compile(r"(-?\d+(?:\.\d+)?)(?: to -?\d+(?:\.\d+)?)? dB")
 
@@ -241,7 +241,7 @@ class Met(NamedTuple):
     fault: Fault
     line: str
     operator: str
-    """It is the node's operator, as the graph names it."""
+    """The node's operator, as the graph names it."""
 
     def __str__(self) -> str:
         at = f" at {self.line}" if self.line else ""

@@ -55,11 +55,11 @@ class PartitionerSpy:
     not cover."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     users: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """It maps each node that was looked at to those that read it."""
+    """Maps each node that was looked at to those that read it."""
     nodes: dict[str, Node] | None = None
     """If it is not None, it maps the names of the nodes that were looked at to the nodes."""
     current: Node | None = None
-    """It is the node that the partitioner is looking at, or at which it failed."""
+    """The node that the partitioner is looking at, or at which it failed."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:

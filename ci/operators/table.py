@@ -47,7 +47,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "unfold": ("im2col",),
     "view": ("unsafeview",),
 }
-"""It maps a row's key to other keys of the same operator: its name in aten, or the operator that it is
+"""Maps a row's key to other keys of the same operator: its name in aten, or the operator that it is
 exported as."""
 
 INDEX_COPY = "index_copy"
@@ -87,7 +87,7 @@ WORDS: Mapping[Result, str] = {
     "dies": "DIES",
     "crash": "CRASHES",
 }
-"""It maps each result, from the best, to the word that is shown."""
+"""Maps each result, from the best, to the word that is shown."""
 
 WORST_FIRST: tuple[Result, ...] = tuple(reversed([*WORDS]))
 
@@ -101,7 +101,7 @@ class Case(NamedTuple):
 
     result: Result
     db: float | None = None
-    """It is the SQNR against the quantized model on the CPU; if LOST, that model's SQNR against the float
+    """The SQNR against the quantized model on the CPU; if LOST, that model's SQNR against the float
     model."""
 
     def __str__(self) -> str:
@@ -123,13 +123,13 @@ class Cell(NamedTuple):
 
     result: Result
     db: float | None = None
-    """It is the least figure of all draws that gave this word."""
+    """The least figure of all draws that gave this word."""
     form: str = ""
     """This form has the figure: inputs, a shape, or a test of ExecuTorch's; empty for the plain case."""
     cases: int = 1
     """So many programs were tried."""
     others: Mapping[str, Case] = {}
-    """They are the forms whose worst draw gave another word. `alone` is the result without a chain, if the
+    """The forms whose worst draw gave another word. `alone` is the result without a chain, if the
     chain decides."""
     loses_db: float | None = None
     """HTP is at most so much farther from the float model than the quantized model on the CPU is; None below
@@ -157,13 +157,13 @@ Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
 ONLY: dict[str, object] = {"additionalProperties": False}
 """In JSON Schema, it refuses keys that do not match the pattern."""
 Rows = Annotated[Mapping[Chip, Mapping[str, Cell]], Field(json_schema_extra=ONLY)]
-"""It has a cell for each chip and scheme."""
+"""A cell for each chip and scheme."""
 
 
 class OperatorTable(Model):
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)] = {}
-    """It says what each chip was measured with."""
+    """Says what each chip was measured with."""
     cells: Mapping[str, Rows] = {}
 
 

@@ -1,5 +1,8 @@
-"""Find what became worse in programs from one folder of reports to another, and describe it in one small file
-for a comment."""
+"""Find what became worse in programs from one folder of reports to another.
+
+`report --against FOLDER` prints it, and a job of a pull request writes it as one small file (`Changes`), of
+which another job with more rights makes a comment. That job trusts nothing in the file: every field has
+bounds."""
 
 from __future__ import annotations
 
@@ -92,17 +95,17 @@ class Changes(Model):
 def changes_of(reports: Iterable[Report], before: Iterable[Report]) -> Changes:
     """Compare each program in the reports, which may come from several jobs, with the same stage and program
     in `before`."""
-    rows, earlier = _programs_in(reports), _programs_in(before)
+    now, earlier = _programs_in(reports), _programs_in(before)
     lanes = {stage: head.name for stage, head in lanes_by_stage().items()}
     # Two stages may judge one program: it counts once a lane.
-    compared = {(lanes[stage], name) for stage, name in rows.keys() & earlier.keys()}
-    alone = {(lanes[stage], name) for stage, name in rows.keys() ^ earlier.keys()} - compared
+    compared = {(lanes[stage], name) for stage, name in now.keys() & earlier.keys()}
+    alone = {(lanes[stage], name) for stage, name in now.keys() ^ earlier.keys()} - compared
     tolerances = load_tolerances()
     changes = {
         (change.lane, change.program, change.what): change
-        for (stage, name), row in rows.items()
+        for (stage, name), figures in now.items()
         if (stage, name) in earlier
-        for change in _worse(lanes[stage], name, earlier[stage, name], row, tolerances)
+        for change in _worse_figures(lanes[stage], name, earlier[stage, name], figures, tolerances)
     }
     worst_first = sorted(changes.values(), key=rank)
     return Changes(
@@ -144,10 +147,10 @@ def rank(change: ChangedFigure) -> tuple[int, str, str]:
 
 def figures_of(row: ReportRow) -> dict[str, float]:
     """The figures of a program's row that are compared."""
-    against = {f"emulator_{name}": value for name, value in row.against_emulator.items()}
+    from_emulator = {f"emulator_{name}": value for name, value in row.against_emulator.items()}
     figures = {
         **row.figures,
-        **against,
+        **from_emulator,
         **row.costs,
         "cpu_operators": row.cpu_operators,
         "passed": float(row.passed),
@@ -155,7 +158,7 @@ def figures_of(row: ReportRow) -> dict[str, float]:
     return {key: value for key in WORSE if isinstance(value := figures.get(key), int | float)}
 
 
-def _worse(
+def _worse_figures(
     lane: str, name: str, before: Mapping[str, float], now: Mapping[str, float], tolerances: Tolerances
 ) -> Iterator[ChangedFigure]:
     for key in WORSE:

@@ -1,5 +1,7 @@
-"""What the figures of a program must reach: what is required of every program of its kind, and its own
-thresholds. What nearly every correct program reaches is more: below it, a program gets a warning."""
+"""The limits of a program's figures, by the kind of its run (its precision).
+
+Below the floors a program fails. Its own thresholds, which its suite or an accepted result has, replace them.
+Below what nearly every correct program reaches it gets a warning."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from ci.suite.suite_file import Thresholds
 
 DEFAULT_FLOORS = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_sqnr_db": WRONG_DB}
-"""What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
+"""A program fails below these, unless its own thresholds say otherwise. Below 10 dB, outputs have little in
 common with the model's. A slice need not be nearer than the program's worst output, and indices may differ
 where they choose between equal values (`floors`)."""
 FLOAT_KIND = "fp16"
@@ -94,11 +96,11 @@ class Missed:
         name = FIGURES[self.figure]
         if self.value is None:
             return f"{name}: expected {side} {self.bound:g}, and it has no such figure"
-        bound, value = _told_apart(self.bound, self.value, in_decibels=self.figure.endswith("_db"))
+        bound, value = _distinct_texts(self.bound, self.value, in_decibels=self.figure.endswith("_db"))
         return f"{name}: expected {side} {bound}, found {value}"
 
 
-def _told_apart(one: float, other: float, *, in_decibels: bool) -> tuple[str, str]:
+def _distinct_texts(one: float, other: float, *, in_decibels: bool) -> tuple[str, str]:
     """Write two different numbers with as many digits as tell them apart: 17 tell all floats apart. Of
     decibels one digit behind the point is enough."""
     forms = [f".{digits}g" for digits in range(DIGITS, 18)]
@@ -125,7 +127,8 @@ def missed_thresholds(
 
 
 def computed_otherwise(figures: Mapping[str, float], kind: str = "") -> bool:
-    """Whether the chip computes something else than the model that the program was made from."""
+    """Whether the chip computes something else than the model that the program was made from, be it quantized
+    or not."""
     prefix = against_nearest(figures)
     share = "choice_agreement" if f"{prefix}choice_agreement" in figures else "agreement"
     least = {"sqnr_db": required_of(kind).get(f"{REFERENCE}sqnr_db", WRONG_DB), share: 1.0}

@@ -25,7 +25,7 @@ class ModelOutputs:
 
     by_sample: Sequence[Sample]
     chosen: Mapping[str, ChosenValues] = field(default_factory=dict)
-    """It has the outputs that are indices."""
+    """The outputs that are indices."""
 
     def pairs(self, outputs: Sequence[Sample]) -> Iterator[Pair]:
         """Pair these outputs with a program's; indices are paired with what they chose among."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 
-from ci.models.own_packages import NONE, Needs, needs_of
+from ci.models.package_needs import NONE, Needs, needs_of
 from ci.suite.accepted import Recorded, accepted_thresholds, load_baseline
 from ci.suite.lane_head import STAGE
 from ci.suite.options import COMMANDS, Choice, matcher

@@ -14,8 +14,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ci.models.own_packages import OF_LOCK, Needs, OwnPackages, install_packages, locked_versions
+from ci.models.own_packages import OwnPackages, install_packages
+from ci.models.package_needs import Needs
 from ci.models.projects import PACKAGES, contradictions, dependencies_of, nearest_project, version_at_hand
+from ci.models.resolved_packages import LOCKED_ALWAYS, locked_versions
 from ci.suite.figures import METRIC, describe_figures
 from ci.suite.programs import P, Program
 from ci.suite.stage import Plan
@@ -81,7 +83,7 @@ def packages_of_project(needs: Needs, module: str, store: Path) -> OwnPackages |
     if project is None or needs in _WITH_PROJECT:
         return None
     sys.stderr.write(f"{module} is not installed: taking the packages of {project} (or --no-project)\n")
-    pins = {name: pin for name, pin in locked_versions().items() if name in OF_LOCK}
+    pins = {name: pin for name, pin in locked_versions().items() if name in LOCKED_ALWAYS}
     for text, name, pin in contradictions(dependencies_of(project), pins):
         sys.stderr.write(f"its {text} does not count: {name} is {pin}\n")
     _WITH_PROJECT[needs] = install_packages(replace(needs, project=project, is_lenient=True), store)

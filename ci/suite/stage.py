@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ci.models.own_packages import Needs, OwnPackages, install_packages
+from ci.models.own_packages import OwnPackages, install_packages
+from ci.models.package_needs import Needs
 from ci.suite.findings import not_passed, one_a_cause, verdict
 from ci.suite.options import Choice, shard_named
 from ci.suite.programs import P, Program, Suites

@@ -1,4 +1,7 @@
-"""`store`: list, verify, repair and prune provisioned trees."""
+"""`store`: list, verify, repair and prune the provisioned trees of a store, and record an SDK of the user's
+own.
+
+Each subcommand is one function below; what a store is and does is in `provisioning/store`."""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return _repair(args.store, args.names, offline=args.offline)
     if args.what == "adopt":
         return _adopt(store_path(args.store), args.folder)
-    return _gc(
+    return _collect_garbage(
         store_path(args.store),
         older_than=args.older_than,
         all_downloads=args.all_downloads,
@@ -91,22 +94,22 @@ def _list(where: Path) -> int:
 
 def _verify(where: Path | None, names: Sequence[str]) -> int:
     store = _store_at(where)
-    bad = 0
+    count = 0
     trees = _trees_named(store, names)
     if not trees:
         sys.stdout.write(f"no trees in {store.path}\n")
     components = _components_of_profiles()
     for tree in trees:
         differences, by_pins = _differences(store, tree, components)
-        bad += len(differences)
+        count += len(differences)
         sys.stdout.writelines(f"{tree.root.name}: {difference}\n" for difference in differences)
         if not differences:
             facts = f"{len(tree.inventory.items)} files, {size(tree.inventory.size)}"
             verdict = "whole" if by_pins else "whole by its own inventory"
             sys.stdout.write(f"{tree.root.name}: {verdict} ({facts})\n")
-    if bad:
-        sys.stdout.write(f"{bad} differences; try: {_typed_command('store', 'repair', store=where)}\n")
-    return exit_code_of(good=not bad)
+    if count:
+        sys.stdout.write(f"{count} differences; try: {_typed_command('store', 'repair', store=where)}\n")
+    return exit_code_of(good=not count)
 
 
 def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
@@ -120,7 +123,7 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
             flags = [*profile_flags(profile), *(["--store", str(where)] if where else [])]
             wrong = store.repair(tree, component, flags, progress=progress, offline=offline)
         elif wrong:
-            # Who uses it says what it is, and makes it again.
+            # No profile names it. The stage that uses it makes it again.
             store.remove(tree, progress)
         count += len(wrong)
         sys.stdout.writelines(f"{tree.root.name}: {difference}\n" for difference in wrong)
@@ -159,7 +162,7 @@ def _differences(
     return (store.verify(tree), False) if by_pins is None else (by_pins, True)
 
 
-def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: bool) -> int:
+def _collect_garbage(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: bool) -> int:
     from provisioning.store import Store
     from provisioning.store.results import UNUSED_SECONDS, remove_results, results_limit
 
@@ -170,21 +173,22 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
         dry_run=dry_run,
         progress=for_stream(),
     )
-    for row in garbage:
-        sys.stdout.write(f"{row.path}: {row.reason} ({size(row.size)})\n")
+    for entry in garbage:
+        sys.stdout.write(f"{entry.path}: {entry.reason} ({size(entry.size)})\n")
     results = remove_results(where, results_limit(), unused_for=older_than or UNUSED_SECONDS, dry_run=dry_run)
     for removed in results:
         words = plural(removed.count, "cached result")
         sys.stdout.write(f"{words}: {removed.reason} ({size(removed.size)})\n")
     verb = "would go" if dry_run else "removed"
     count = len(garbage) + sum(removed.count for removed in results)
-    total = sum(row.size for row in garbage) + sum(removed.size for removed in results)
+    total = sum(entry.size for entry in garbage) + sum(removed.size for removed in results)
     sys.stdout.write(f"{plural(count, 'thing')} {verb}, {size(total)}\n")
     return 0
 
 
 def _reference_test() -> Callable[[Tree], bool]:
-    """Whether a manifest names a tree: a profile by its definition, any other by the hash of its origin."""
+    """Return the test whether a manifest names a tree: a profile does by its definition, any other manifest
+    by the hash of its origin. Only other trees may be removed."""
     from provisioning.manifest import every_component
 
     components = _components_of_profiles()

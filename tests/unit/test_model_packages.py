@@ -12,8 +12,9 @@ import pytest
 from ci.lanes.executorch import HEAD
 from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.suite import SUITES
-from ci.models.own_packages import NONE, Needs, locked_versions
+from ci.models.package_needs import NONE, Needs
 from ci.models.projects import contradictions, nearest_project, version_at_hand
+from ci.models.resolved_packages import locked_versions
 from ci.models.user_model import user_model
 from ci.one_model.model import OneModel
 from ci.one_model.packages import needs_of_model

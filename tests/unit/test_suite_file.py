@@ -14,7 +14,7 @@ from ci.gate.table import gate_stages
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.onnx.suite import SUITES as ONNX
-from ci.models.own_packages import Needs
+from ci.models.package_needs import Needs
 from ci.suite.accepted import load_baseline
 from ci.suite.programs import Suites
 from ci.suite.suite_file import lanes, lanes_of

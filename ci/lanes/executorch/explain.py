@@ -1,5 +1,7 @@
-"""The searches of ci/explain/ ask this lane here: each question is a cached order to the worker that
-lowers."""
+"""What the searches of ci/explain/ ask of the lane of PyTorch models: `audit`, `divergence`, `repair` and
+`tune` call these functions through the lane's record (`Searches` in ci/explain/lane.py).
+
+Each runs a cached step of its own in the worker that lowers models."""
 
 from __future__ import annotations
 

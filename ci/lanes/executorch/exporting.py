@@ -1,4 +1,8 @@
-"""Exports a case's model, and says what the cache knows each of its programs by."""
+"""The worker's task that exports a case's model, and finds by what the cache knows each of its programs.
+
+The reply has a digest of the exported graph, of its samples and of float's outputs for each run, and the line
+of each node. Where a model cannot be known by its content, the reply says why, and its programs are not
+cached."""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from ci.models.user_model import BadFactory, modules_in
 from ci.work import Key, error_reply, loaded_libraries, read, reader, reporting, run_in_fork, to_json
 from provisioning.base.findings import Metric
 
-FLAGS = (
+SETTINGS = (
     "get_default_dtype",
     "is_grad_enabled",
     "are_deterministic_algorithms_enabled",
@@ -71,7 +75,7 @@ def _exported_run(
         "used": asdict(chip_model.used),
         "notes": [list(note) for note in chip_model.exported.subject.notes],
         "float outputs": digest_of_tensors(chip_model.float_outputs),
-        "torch": _flags(),
+        "torch": _torch_settings(),
     }
     try:
         program = chip_model.exported.program(chip_model.sample)
@@ -113,15 +117,15 @@ def _annotate(chip_model: ChipModel) -> Annotated:
         require_untouched()
     except NoDigest as error:
         return Annotated(not_cached=str(error), modules=tuple(users_modules()))
-    rows: Key = {"graph": graph, "torch": _flags()}
+    rows: Key = {"graph": graph, "torch": _torch_settings()}
     return Annotated(rows, modules=tuple(users_modules()), libraries=tuple(loaded_libraries()))
 
 
-def _flags() -> dict[str, Metric]:
+def _torch_settings() -> dict[str, Metric]:
     """Return torch's global settings."""
-    flags: dict[str, Metric] = {name: str(getattr(torch, name)()) for name in FLAGS}
-    flags["mkldnn"] = str(torch.backends.mkldnn.enabled)
-    return flags
+    settings: dict[str, Metric] = {name: str(getattr(torch, name)()) for name in SETTINGS}
+    settings["mkldnn"] = str(torch.backends.mkldnn.enabled)
+    return settings
 
 
 _request_of = reader(ExportRequest)

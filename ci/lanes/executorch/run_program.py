@@ -1,4 +1,5 @@
-"""Run one compiled program on the emulator, with the user's inputs or drawn ones."""
+"""`run` of a compiled program: run it on the emulator, with the user's inputs or drawn ones, and say which
+part ran where. A context binary is first wrapped into a program."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
             wrap(path, contents, selection, program, model.work.timeout)
             contents = read(program)
         assert isinstance(contents, CompiledProgram)
-        inputs = _inputs_of(program, contents, files)
+        inputs = _inputs_for(program, contents, files)
         qnn_environment = ready_environment(selection, os.environ)
         runner = ready_runner(os.environ, selection.reports, qnn_environment.executorch)
         environment = closed_environment(qnn_environment.merged(os.environ))
@@ -52,16 +53,16 @@ def run_program(model: OneModel, files: Sequence[str]) -> Ran:
             error = call_runner(command, folder / "run.log", environment, model.work.timeout)
         if error:
             raise CheckFailed(f"{path}: {error}", fix=session("inspect", path))
-        where = f"{_where(contents)}; by {runner.described}"
-        values = dict(_outputs(outputs, _method(program, contents), runner.shapes_in(figures)))
+        where = f"{_describe_placement(contents)}; by {runner.described}"
+        values = dict(_read_outputs(outputs, _forward_method(program, contents), runner.shapes_in(figures)))
         return Ran(inputs, values, where)
 
 
-def _inputs_of(program: Path, contents: CompiledProgram, files: Sequence[str]) -> Sample:
+def _inputs_for(program: Path, contents: CompiledProgram, files: Sequence[str]) -> Sample:
     """Return the user's inputs; without any, draw them by the program's own shapes.
 
     A .pte's inputs have no names, so files count by their position, and a `NAME=` before one is ignored."""
-    signature = GraphSignature(tuple(_inputs(program, _method(program, contents))), ())
+    signature = GraphSignature(tuple(_input_tensors(program, _forward_method(program, contents))), ())
     if not files:
         return draw_sample(signature)
     if len(files) == 1 and files[0].endswith(".npz"):
@@ -81,14 +82,14 @@ def write_raw(inputs: Sample, folder: Path) -> Iterator[Path]:
         yield path
 
 
-def _method(program: Path, contents: CompiledProgram) -> Method:
+def _forward_method(program: Path, contents: CompiledProgram) -> Method:
     for method in contents.methods:
         if method.name == "forward" or len(contents.methods) == 1:
             return method
     raise CheckFailed(f"{program}: it has no method forward", fix=session("inspect", program))
 
 
-def _inputs(program: Path, method: Method) -> Iterator[Tensor]:
+def _input_tensors(program: Path, method: Method) -> Iterator[Tensor]:
     for index, input_ in enumerate(method.inputs):
         if not isinstance(input_, TensorInfo):
             message = f"{program}: input {index} is no tensor: {input_}"
@@ -96,7 +97,7 @@ def _inputs(program: Path, method: Method) -> Iterator[Tensor]:
         yield Tensor(f"input_{index}", input_.dtype, input_.shape)
 
 
-def _outputs(
+def _read_outputs(
     folder: Path, method: Method, shapes: Sequence[Sequence[int]] | None
 ) -> Iterator[tuple[str, Array]]:
     import numpy
@@ -110,7 +111,7 @@ def _outputs(
             yield f"output_{index}", numpy.fromfile(file, dtype=NUMBERS[tensor]).reshape(())
 
 
-def _where(contents: CompiledProgram) -> str:
+def _describe_placement(contents: CompiledProgram) -> str:
     """Say which part runs on the emulator, and which on the CPU."""
     parts = Counter[str]()
     for delegate in contents.delegates:

@@ -29,7 +29,7 @@ FIXES = {
     "reference-not-finite": "look for divisions and logarithms in the model, or give inputs"
     " that it is made for: --calibrate DIR",
 }
-"""It maps the rule of outputs that cannot be compared to what may be done."""
+"""Maps the rule of outputs that cannot be compared to what may be done."""
 
 NO_PAIRS: list[Pair] = []
 

@@ -1,4 +1,8 @@
-"""The searches of ci/explain/ ask this lane here: each question is a cached order to a worker."""
+"""What the searches of ci/explain/ ask of the lane of ONNX models: `audit`, `divergence`, `repair` and `tune`
+call these functions through the lane's record (`Searches` in ci/explain/lane.py).
+
+Nearly each runs one cached step in a worker process. QNN's provider shows no steps of its compiler, so the
+functions about those give an empty result."""
 
 from __future__ import annotations
 
@@ -73,12 +77,12 @@ def divergence_of(model: OneModel, program: OnnxProgram, limits: DivergenceLimit
         title="the operator that differs",
         is_done=lambda reply: not read(DivergenceResult, reply).between,
     )
-    searched = answer_of(replace(step, remains_of=remains_of), DivergenceResult)
-    result, first = searched.answer, searched.answer.first
+    result = answer_of(replace(step, remains_of=remains_of), DivergenceResult).answer
+    first = result.first
     if first is None:
         return result
-    rows = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
-    faults = tuple(SuspectedFault.of(fault) for fault in rows if first.operator in fault.operators)
+    candidates = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
+    faults = tuple(SuspectedFault.of(fault) for fault in candidates if first.operator in fault.operators)
     return replace(result, first=replace(first, known=faults))
 
 
@@ -115,18 +119,18 @@ def rewriting(plan: OnnxPlan, rules: tuple[str, ...] | None) -> Step[OnnxProgram
     """Return the step that gives the model after the rewrites that this build needs, each applied where it
     matches."""
     tables = (File(str(known_faults.MANIFEST)), File(str(known_faults.FIXES)))
-    choice = WantedRewrites(rules, tables)
-    return command_step(plan, "onnx-rewrite", "rewritten", request=choice, keeps_files=True)
+    wanted = WantedRewrites(rules, tables)
+    return command_step(plan, "onnx-rewrite", "rewritten", request=wanted, keeps_files=True)
 
 
 def audit(model: OneModel, precisions: Sequence[str]) -> AuditRows:
     """Compile, at each precision, what the provider accepts of the model, and return a row for each."""
     quantized = precision_of(Parser.user_folder() / model.typed, None) == "qdq"
     names = precisions or (("qdq",) if quantized else ONNX_PRECISIONS)
-    return {name: _row(model.use_precision(name)) for name in dict.fromkeys(names)}
+    return {name: _audit_at_precision(model.use_precision(name)) for name in dict.fromkeys(names)}
 
 
-def _row(model: OneModel) -> AuditRow | NoProgram:
+def _audit_at_precision(model: OneModel) -> AuditRow | NoProgram:
     program = program_of(model)
     plan = replace(plan_of_model(model, program), programs=(program,))
     result = run_cached_step(command_step(plan, "onnx-mixed", "mixed"), [program])[program.name]

@@ -1,4 +1,8 @@
-"""Reports on a program, by its own figures and by its baseline."""
+"""What is said of a compiled ONNX program: findings, costs and its row in the report.
+
+`findings_of` judges a program by its own figures; `changes_of` and `cost` compare it with the accepted result
+(the baseline). A *recorded* case, of the table of operators, is measured and not judged: how it fails is a
+result, too, and only a change is an error."""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ci.explain.losses import beyond_in_words
-from ci.lanes.onnx.orders import Accuracy, facts_in
+from ci.lanes.onnx.orders import Accuracy, ProgramFacts, facts_in
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.suite.accepted import COSTS, Failed, Recorded, Tolerances, accepted_costs, growth
 from ci.suite.figures import against_nearest, describe_figures, round_figures
@@ -33,7 +37,7 @@ from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import format_decibels
 
 ROUNDED = 1e-6
-"""A share may differ this much from the one that the baseline has rounded."""
+"""A share of equal elements may be this much lower than the baseline's, which is rounded."""
 
 
 def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:
@@ -46,7 +50,7 @@ def causes_of(near: Accuracy, choices: Sequence[str] = ()) -> Causes:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFailure:
-    """Says how a case failed whose failures are results."""
+    """How a recorded case failed."""
 
     failed: Failed
     """Empty if QNN refuses operators."""
@@ -81,47 +85,66 @@ def recorded_failure(program: OnnxProgram, result: Result) -> RecordedFailure | 
 def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     """Return the findings that need no baseline."""
     again = SUITES.repeat(program)
-    error = errors_of(program.name, again)
     if outcome := recorded_failure(program, result):
         rule = "onnx-fails" if outcome.failed else "onnx-refuses"
         fix = Fix("{} asks it again", again)
         yield Finding(rule, Severity.NOTE, program.name, outcome.message, fix)
         return
     if failure := result.failure:
-        yield error(f"onnx-{failure.rule}", failure.message, failure.fix)
+        yield errors_of(program.name, again)(f"onnx-{failure.rule}", failure.message, failure.fix)
         return
     facts = facts_in(result)
-    context = facts.context
-    near, on_all_chips = context.near.figures, SUITES.repeat(program, every_chip=True)
     if not program.case.recorded:
-        yield from placeholder(program, near, on_all_chips.plus("--accept"))
-        yield from constant_outputs(program, near, context.near.slices, again)
+        yield from _suspect_outputs(program, facts)
     yield from factory_notes(program, facts.prepared.notes, again)
-    if program.case.recorded and computed_otherwise(near):
-        message = f"its outputs are wrong: {describe_figures(near, against_nearest(near))}"
-        yield Finding("onnx-wrong", Severity.NOTE, program.name, message, again.plus("--no-cache", "--keep"))
-    inputs, causes = facts.used, causes_of(context.near, context.choices)
-    divergence = _command(program, "divergence")
-    # The figures of a recorded case are held by the baseline.
-    misses = [] if program.case.recorded else missed_thresholds(program.thresholds, near, program.run.kind)
-    if misses:
-        where = _command(program, "quantize", "--where")
-        otherwise = "raise the precision or calibrate with more samples"
-        cure = accuracy_fix(misses, near, divergence, where, otherwise, causes)
-        fixes = [cure, accepting(program, misses)]
-        message = accuracy_message(misses, near, causes, context.each_db)
-        agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
-        if not agreed and Evidence(program.run.kind, inputs).provisional(near):
-            words = PROVISIONAL + message
-            yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
-        else:
-            yield error("onnx-accuracy", message, join_fixes(fixes))
-    yield from below_usual_of(program, near, lambda: causes, divergence)
-    if program.run.precision == "fp16" and context.half_floats is False:
+    yield from _wrong_outputs(program, facts) if program.case.recorded else _missed_accuracy(program, facts)
+    causes = causes_of(facts.context.near, facts.context.choices)
+    yield from below_usual_of(
+        program, facts.context.near.figures, lambda: causes, _command(program, "divergence")
+    )
+    if program.run.precision == "fp16" and facts.context.half_floats is False:
+        error = errors_of(program.name, again)
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
-    if inputs.noise:
+    if facts.used.noise:
         message = "compared on random inputs: the case names no samples"
         yield Finding("onnx-samples", Severity.WARNING, program.name, message, _samples_for(program))
+
+
+def _wrong_outputs(program: OnnxProgram, facts: ProgramFacts) -> Iterator[Finding]:
+    """Note wrong outputs of a recorded case, whose figures the baseline holds."""
+    figures = facts.context.near.figures
+    if computed_otherwise(figures):
+        message = f"its outputs are wrong: {describe_figures(figures, against_nearest(figures))}"
+        fix = SUITES.repeat(program).plus("--no-cache", "--keep")
+        yield Finding("onnx-wrong", Severity.NOTE, program.name, message, fix)
+
+
+def _suspect_outputs(program: OnnxProgram, facts: ProgramFacts) -> Iterator[Finding]:
+    """Report outputs whose figures mean little: thresholds that nobody measured, and constant outputs."""
+    near, accept = facts.context.near, SUITES.repeat(program, every_chip=True).plus("--accept")
+    yield from placeholder(program, near.figures, accept)
+    yield from constant_outputs(program, near.figures, near.slices, SUITES.repeat(program))
+
+
+def _missed_accuracy(program: OnnxProgram, facts: ProgramFacts) -> Iterator[Finding]:
+    """Report the figures that miss their thresholds. It is a warning while nobody agreed to thresholds and
+    the figures rest on little evidence."""
+    near, figures = facts.context.near, facts.context.near.figures
+    misses = missed_thresholds(program.thresholds, figures, program.run.kind)
+    if not misses:
+        return
+    causes = causes_of(near, facts.context.choices)
+    message = accuracy_message(misses, figures, causes, facts.context.each_db)
+    agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
+    if not agreed and Evidence(program.run.kind, facts.used).provisional(figures):
+        words = PROVISIONAL + message
+        yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
+        return
+    where = _command(program, "quantize", "--where")
+    otherwise = "raise the precision or calibrate with more samples"
+    cure = accuracy_fix(misses, figures, _command(program, "divergence"), where, otherwise, causes)
+    error = errors_of(program.name, SUITES.repeat(program))
+    yield error("onnx-accuracy", message, join_fixes([cure, accepting(program, misses)]))
 
 
 def _samples_for(program: OnnxProgram) -> str:

@@ -1,4 +1,7 @@
-"""Build a model of one ONNX operator from the node tests in the package onnx."""
+"""A factory for suites: the model of one ONNX operator, from the node tests that the package onnx brings.
+
+`node` is the function that a suite names, with a test and a version of the operators. The lane's limits are
+its own: doubles become floats, optional outputs go, and inputs that give infinite outputs are replaced."""
 
 from __future__ import annotations
 

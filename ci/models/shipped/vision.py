@@ -61,7 +61,7 @@ def settle(model: Classifies, inputs: Inputs) -> nn.Module:
 
 
 ON = 1.5
-"""It is the mean of a ReLU's inputs, in standard deviations. Most units are on, as in a trained net; with
+"""The mean of a ReLU's inputs, in standard deviations. Most units are on, as in a trained net; with
 half of them on, each layer would amplify the noise of the one before."""
 
 BRANCH = 0.3
