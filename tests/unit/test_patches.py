@@ -39,6 +39,7 @@ REASONS = {
     "unit/test_cli.py": SHORTER,
     "unit/test_distributions.py": "it is counted how often a file is read, which no result shows",
     "unit/test_doors.py": SHORTER,
+    "unit/test_foreign.py": SHORTER,
     "unit/test_keys.py": SHIPPED,
     "unit/test_llm.py": PROCESS,
     "unit/test_lowering_judge.py": PROCESS,
