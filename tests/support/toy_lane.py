@@ -21,11 +21,7 @@ from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
 from ci.suite.running import run_cached_step
 from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of
 from ci.suite.stage_command import SuiteCommand
-from ci.work.cached_steps import Step, require_done
-from ci.work.jobs import Job
-from ci.work.outcome import Result
-from ci.work.request import File
-from ci.work.schedule import Home
+from ci.work import File, Home, Job, Result, Step, require_done
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.option_fields import option
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ci.work.child import reporting
+from ci.work import reporting
 
 
 def prepare() -> None:

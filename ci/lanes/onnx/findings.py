@@ -85,13 +85,14 @@ def recorded_failure(program: OnnxProgram, result: Result) -> RecordedFailure | 
 def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     """Return the findings that need no baseline."""
     again = SUITES.repeat(program)
+    error = errors_of(program.name, again)
     if outcome := recorded_failure(program, result):
         rule = "onnx-fails" if outcome.failed else "onnx-refuses"
         fix = Fix("{} asks it again", again)
         yield Finding(rule, Severity.NOTE, program.name, outcome.message, fix)
         return
     if failure := result.failure:
-        yield errors_of(program.name, again)(f"onnx-{failure.rule}", failure.message, failure.fix)
+        yield error(f"onnx-{failure.rule}", failure.message, failure.fix)
         return
     facts = facts_in(result)
     if not program.case.recorded:
@@ -103,7 +104,6 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         program, facts.context.near.figures, lambda: causes, _command(program, "divergence")
     )
     if program.run.precision == "fp16" and facts.context.half_floats is False:
-        error = errors_of(program.name, again)
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
     if facts.used.noise:
         message = "compared on random inputs: the case names no samples"
