@@ -128,7 +128,10 @@ def pytest_collection_modifyitems(
     whole.mark_properties(config, items)
     reasons = (engine.reasons, needs.reasons, small_disk.reasons, whole.reasons, long_tests.reasons)
     why = {item: next(filter(None, (reason(item) for reason in reasons)), []) for item in items}
-    config.stash[LEFT_OUT] = Counter(reason for reasons in why.values() for reason in reasons)
+    left_out = Counter(reason for reasons in why.values() for reason in reasons)
+    config.stash[LEFT_OUT] = left_out
+    if config.getoption(changed.FLAG) is not None:
+        config.pluginmanager.register(changed.TimeLimit(left_out))
     config.hook.pytest_deselected(items=[item for item in items if why[item]])
     items[:] = [item for item in items if not why[item]]
     # Then pytest puts together what shares a fixture's parameter, and leaves out what -m does not choose.

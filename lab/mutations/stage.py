@@ -1,4 +1,4 @@
-"""Tries drawn mutations of the last commit: are the tests that import the changed module red?
+"""Tries drawn mutations of the last commit: are the tests nearest to the changed module red?
 
 Each is made in a clone of its own, so nothing of the working tree is touched, and a clone tries one after the
 other. The tests are those of `nox -s tests -- --changed`, as whoever made the change would run them.
@@ -25,7 +25,7 @@ from provisioning.python_environments import environments_folder
 
 TESTS = "nox -s tests"
 PRODUCT = ("ci", "provisioning", "qnn_ci")
-QUICK = ("tests/unit", "tests/conformance", "tests/lab")
+TESTED = ("tests/unit", "tests/conformance", "tests/lab", "tests/integration")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 
 RED = (1, 2, 3)
@@ -77,7 +77,7 @@ def try_mutations(options: MutationOptions, selection: Selection) -> int:
 def describe_survivor(row: TriedMutation) -> tuple[str, str, str]:
     """Return the subject, the message and the fix of a mutation that no test noticed."""
     mutation = row.mutation
-    ran = "no quick test imports it" if row.exit_code in NO_TEST else "the quick tests that import it passed"
+    ran = "no test imports it" if row.exit_code in NO_TEST else "the tests nearest to it passed"
     fix = f"write a test that is red with it; {TESTS} -- --changed runs these tests"
     return f"{mutation.file}:{mutation.line}", f"{mutation}: {ran}", fix
 
@@ -106,7 +106,7 @@ def _clone(repository: Path, clone: Path) -> Path:
 
 def _require_green(clone: Path, folder: Path) -> None:
     """Refuse where a test is red without any change: it would notice whatever there is."""
-    command = [*PYTEST, "-n", "auto", *(name for name in QUICK if (clone / name).is_dir())]
+    command = [*PYTEST, "-n", "auto", *(name for name in TESTED if (clone / name).is_dir())]
     if _exit_code(command, clone, folder / "unchanged.log", None):
         message = f"tests are red without any change: {folder / 'unchanged.log'}"
         raise CheckFailed(message, fix=f"{TESTS} -- tests/unit")

@@ -1,12 +1,15 @@
-"""Tests of what changed: `nox -s tests -- --changed [BASE]` runs the quick ones that import it.
+"""Tests of what changed: `nox -s tests -- --changed [BASE]` runs those nearest to it, for some seconds.
 
-A test belongs to a changed module if it imports it; if none does, if it imports another of the same folder.
-"""
+A test is near to a module if it imports it, imports what imports it, or types a verb whose module does. A
+worker's module counts as imported where its name is in quotes. Of tests that are equally near, those that
+import least else are the nearest. What is left when the time is over is counted."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
@@ -14,11 +17,19 @@ import pytest
 from provisioning.base.settings import ROOT
 
 FLAG = "--changed"
-QUICK = ("tests/unit", "tests/conformance", "tests/lab")
+SECONDS = 22.0
+"""For the tests. Starting and collecting them takes some seconds more."""
+MOST_FILES = 16
+"""Collecting a file of tests takes a third of a second."""
+TESTS = ("tests/unit", "tests/conformance", "tests/lab", "tests/integration")
+CODE = ("ci", "provisioning", "qnn_ci", "lab", "tests/support")
+LATE = f"not run: the {SECONDS:.0f} seconds of {FLAG} were over; nox -s tests -- tests/unit has no limit"
+
+IMPORT = re.compile(r"^ *(?:from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w.]+))", re.MULTILINE)
 
 
 def add_flag(parser: pytest.Parser) -> None:
-    help_text = "run the quick tests of what differs from BASE (default: the last commit) alone"
+    help_text = "for half a minute run the tests nearest to what differs from BASE (default: the last commit)"
     parser.addoption(FLAG, nargs="?", const="HEAD", metavar="BASE", help=help_text)
 
 
@@ -27,47 +38,82 @@ def choose_tests(config: pytest.Config) -> None:
     base = config.getoption(FLAG)
     if base is None:
         return
-    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in _quick_tests()}
-    chosen = files_to_run(_changed_since(base), texts)
+    chosen = files_to_run(_changed_since(base), dict(_texts()), _modules_of_verbs())
     if not chosen:
-        raise pytest.UsageError(f"no quick test imports what differs from {base}: nox -s tests -- tests/unit")
+        raise pytest.UsageError(f"no test imports what differs from {base}: nox -s tests -- tests/unit")
     config.args[:] = [str(ROOT / name) for name in chosen]
 
 
-def files_to_run(changed: Iterable[str], texts: Mapping[str, str]) -> list[str]:
-    """Return the tests to run, by the text of each, for these changed files."""
-    chosen: set[str] = set()
+class TimeLimit:
+    """Lets no test begin when the time is over."""
+
+    def __init__(self, left_out: Counter[str], seconds: float = SECONDS) -> None:
+        self._left_out, self._end = left_out, time.monotonic() + seconds
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> bool | None:
+        if time.monotonic() < self._end:
+            return None
+        self._left_out[LATE] += 1
+        return True
+
+
+def files_to_run(changed: Iterable[str], texts: Mapping[str, str], verbs: Mapping[str, str]) -> list[str]:
+    """Return the files of tests to run, the nearest first, by the text of each file of code and tests, and by
+    the module of each verb."""
+    names = {_module_of(name): name for name in texts}
+    imported = {name: _imported_by(text, names, verbs) for name, text in texts.items()}
+    importing = defaultdict[str, set[str]](set)
+    for name, others in imported.items():
+        for other in others:
+            importing[other].add(name)
+    distances: dict[str, int] = {}
     for name in changed:
-        if name in texts:
-            chosen.add(name)
-        elif name.endswith(".py"):
-            module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            folder = module.rpartition(".")[0]
-            chosen |= _importing(_imports_of(module), texts) or _importing(_imports_below(folder), texts)
-    return sorted(chosen)
+        for test, distance in _distances(name, importing):
+            distances[test] = min(distance, distances.get(test, distance))
+    nearest = sorted(distances, key=lambda test: (distances[test], len(imported[test]), test))
+    return nearest[:MOST_FILES]
 
 
-def _imports_of(module: str) -> str:
-    folder, _, name = module.rpartition(".")
-    from_folder = rf"|from {re.escape(folder)} import [^\n]*\b{name}\b" if folder else ""
-    return rf"^ *(?:(?:from|import) {re.escape(module)}\b(?!\.){from_folder})"
+def _distances(changed: str, importing: Mapping[str, set[str]]) -> Iterator[tuple[str, int]]:
+    """Yield each test that imports a file, and by how many steps."""
+    met, edge, distance = {changed}, {changed}, 0
+    while edge:
+        yield from ((name, distance) for name in edge if _is_test(name))
+        edge = {name for inner in edge for name in importing.get(inner, ())} - met
+        met |= edge
+        distance += 1
 
 
-def _imports_below(folder: str) -> str:
-    # What nearly all tests import says nothing about one of them.
-    if folder.partition(".")[0] in ("", "tests"):
-        return r"(?!)"
-    return rf"^ *(?:from|import) {re.escape(folder)}\b"
+def _imported_by(text: str, names: Mapping[str, str], verbs: Mapping[str, str]) -> set[str]:
+    """Return the files that this text imports, and those of the verbs and workers that it has in quotes."""
+    modules = set[str]()
+    for package, members, module in IMPORT.findall(text):
+        modules |= {package, module, *(f"{package}.{name}" for name in re.findall(r"\w+", members))}
+    for word in re.findall(r'"([\w.]+)[":]', text):
+        # The table of all verbs says nothing about one of them.
+        modules |= {verbs.get(word, word)} - ({word} & {*verbs.values()})
+    return {names[module] for module in modules & names.keys()}
 
 
-def _importing(pattern: str, texts: Mapping[str, str]) -> set[str]:
-    return {name for name, text in texts.items() if re.search(pattern, text, re.MULTILINE)}
+def _module_of(name: str) -> str:
+    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _quick_tests() -> Iterator[str]:
-    for folder in QUICK:
-        for path in (ROOT / folder).rglob("test_*.py"):
-            yield path.relative_to(ROOT).as_posix()
+def _is_test(name: str) -> bool:
+    return name.startswith(TESTS) and name.rpartition("/")[2].startswith("test_")
+
+
+def _modules_of_verbs() -> dict[str, str]:
+    from ci.__main__ import VERBS
+
+    return {name: verb.module.partition(":")[0] for name, verb in VERBS.items()}
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    for folder in (*CODE, *TESTS):
+        for path in (ROOT / folder).rglob("*.py"):
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
 
 def _changed_since(base: str) -> list[str]:
