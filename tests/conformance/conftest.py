@@ -43,6 +43,7 @@ def any_lane(request: pytest.FixtureRequest) -> str:
 def example(lane: str) -> Example:
     missing = f"lane {lane} has no example in tests/conformance/examples.py"
     assert lane in EXAMPLES, missing
+    assert lane in suite_file.lanes(), f"manifests/lanes.toml has no lane {lane}: nox -s generate"
     return EXAMPLES[lane]
 
 

@@ -131,6 +131,8 @@ class Example:
     case: Mapping[str, object]
     run: Mapping[str, object]
     """By field, another value than the suite's."""
+    typed: str = ""
+    """MODEL of a command line for this lane; empty for the folder of a checkpoint."""
 
     def program(self, folder: Folder) -> Any:
         (program,) = self.suites.programs_of(folder.suite)
@@ -315,8 +317,14 @@ LLM_RUN = RUN | {
     "parts": 2,
 }
 LLM_CASE = {"non_finite": True, "perplexity": 5.0}
-TOY_RUN = RUN | {"width": 4}
-TOY_CASE = {"non_finite": True, "text": "net.py"}
+TOY_RUN = RUN | {
+    "width": 4,
+    "precision": "8a8w",
+    "precision_file": "net.precision.toml",
+    "nodes": {"16a8w": ("conv",)},
+    "calibration": 5,
+}
+TOY_CASE = {"non_finite": True, "text": "net.py", "samples": "data", "inferences": 3}
 
 EXAMPLES = {
     "executorch": Example(
@@ -326,9 +334,11 @@ EXAMPLES = {
         EXECUTORCH.suites,
         EXECUTORCH_CASE,
         EXECUTORCH_RUN,
+        "net.py:make",
     ),
-    "onnx": Example(TEXT["onnx"], onnx_in_which, onnx_steps_of, ONNX.suites, ONNX_CASE, ONNX_RUN),
+    "onnx": Example(TEXT["onnx"], onnx_in_which, onnx_steps_of, ONNX.suites, ONNX_CASE, ONNX_RUN, "net.onnx"),
     "llm": Example(TEXT["llm"], llm_in_which, llm_steps_of, LLM.suites, LLM_CASE, LLM_RUN),
     "toy": Example(TEXT["toy"], toys_in_which, toy_steps_of, toy_lane.SUITES, TOY_CASE, TOY_RUN),
 }
-"""By lane. To add one, write its suite, its stand-ins, its steps and other values of its fields here."""
+"""Maps a lane to its example. To add one, write its suite, its stand-ins, its steps and other values of its
+fields here."""

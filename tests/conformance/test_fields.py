@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from ci.lanes.registry import lane_named
 from ci.work.request import key_of, sent_request
 from ci.work.results import CachedResults
+from provisioning.base.option_fields import declared_options, suite_names
 from tests.conformance.examples import Example, Folder
 
 PARTS = ("case", "run")
@@ -53,3 +56,21 @@ def test_a_program_for_another_chip_has_another_key(example: Example, folder: Fo
     program = example.program(folder)
     other = replace(program, soc="SM8850")
     assert asked(example, folder, program)[0] != asked(example, folder, other)[0]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_an_option_says_a_suite_says_by_a_field_of_the_same_default(
+    example: Example, lane: str, part: str
+) -> None:
+    row = lane_named(lane)
+    if row.load_options is None or (lane, part) == ("llm", "case"):
+        # A checkpoint is no case of a suite: its shipped suite trains a small one.
+        return
+    form: type[BaseModel] = {"case": example.suites.case, "run": example.suites.run}[part]
+    known = form.model_fields
+    absent = {*suite_names(row.options, part)} - {*known}
+    assert not absent, f"a {part} of lane {lane} lacks these fields, which options of its models name"
+    for option in declared_options(row.options).values():
+        place, _, name = option.suite.partition(".")
+        if place == part and name in known and option.default and not known[name].is_required():
+            assert known[name].default == option.default

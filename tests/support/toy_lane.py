@@ -17,7 +17,7 @@ from ci.one_model.product import Product
 from ci.suite.lane import LaneStep, StageJudgement
 from ci.suite.lane_head import COMPILE, LaneHead, LaneStage
 from ci.suite.options import Choice, StageOptions
-from ci.suite.programs import NO_SUITE, Program, SuiteCase, SuiteRun, Suites
+from ci.suite.programs import NO_SUITE, MixedRun, Program, SuiteCase, Suites
 from ci.suite.running import run_cached_step
 from ci.suite.stage import MeasuredValues, Plan, Results, Verdict, packages_of
 from ci.suite.stage_command import SuiteCommand
@@ -26,8 +26,10 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.base.option_fields import option
 
 
-class ToyRun(SuiteRun):
+class ToyRun(MixedRun):
     width: int
+    precision: str = ""
+    calibration: int | None = None
 
     @property
     def kind(self) -> str:
@@ -37,6 +39,8 @@ class ToyRun(SuiteRun):
 class ToyCase(SuiteCase):
     text: str = ""
     """A file, relative to the suite."""
+    samples: str = ""
+    inferences: int | None = None
     runs: tuple[ToyRun, ...] = Field(min_length=1, alias="run")
 
 

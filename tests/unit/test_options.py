@@ -14,16 +14,14 @@ from ci.lanes.executorch.verb import EMULATION, LOWERING
 from ci.lanes.llm.model_options import LlmOptions
 from ci.lanes.llm.verb import STAGE as LLM_STAGE
 from ci.lanes.onnx.verb import EMULATION as ONNX_EMULATION
-from ci.lanes.registry import lane_named
 from ci.model_commands import audit, compile, divergence, quantize
-from ci.model_commands.typed_model import heads_of_models, one_model_of, options_of
+from ci.model_commands.typed_model import one_model_of, options_of
 from ci.suite.lane_head import AUDIT, COMPILE, DIVERGENCE, QUANTIZE, LaneHead
 from ci.suite.options import LANGUAGE_TIMEOUT, Choice, stage_options
 from ci.suite.precision_file import precision_text
 from ci.work.jobs import WorkOptions
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.flags import TIMEOUT
-from provisioning.base.option_fields import declared_options, suite_names
 from tests.support.journey_files import SUITE
 from tests.support.typed import parsed
 
@@ -129,20 +127,6 @@ def test_nothing_that_the_file_says_is_said_beside_it(tmp_path: Path, beside: st
     precision_file(tmp_path, "conv2d")
     with pytest.raises(ManifestError, match="precision_file"):
         programs_of(suite(tmp_path, f'precision_file = "net.precision.toml"\n{beside}'))
-
-
-@pytest.mark.parametrize("lane", heads_of_models(COMPILE), ids=lambda lane: lane.models)
-@pytest.mark.parametrize("table", ["case", "run"])
-def test_what_an_option_says_a_suite_says_by_a_field_of_the_same_default(lane: LaneHead, table: str) -> None:
-    form = lane_named(lane.name).suites
-    model, names = {"case": form.case, "run": form.run}[table], suite_names(options_of(lane), table)
-    known = model.model_fields
-    # A checkpoint is no case of a suite: its shipped suite trains a small one.
-    assert {*names} <= {*known} or (lane, table) == (llm.HEAD, "case")
-    for row in declared_options(options_of(lane)).values():
-        place, _, name = row.suite.partition(".")
-        if place == table and name in known and row.default and not known[name].is_required():
-            assert known[name].default == row.default
 
 
 @pytest.mark.parametrize(

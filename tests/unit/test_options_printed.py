@@ -30,8 +30,8 @@ from provisioning.base.option_fields import Option, SomeOptions, declared_option
 from provisioning.base.parser import Parser
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import WHEEL, Selection, profile_names
+from tests.conformance.examples import EXAMPLES
 
-TYPED = {"PyTorch models": "net.py:make", "ONNX models": "net.onnx"}
 # argparse drops a value of two dashes.
 WORDS = st.text("-a=é'\" \n{", min_size=1, max_size=3).filter(lambda text: text != "--")
 NUMBERS = st.integers(1, 1 << 40)
@@ -184,7 +184,7 @@ def test_a_command_for_one_model_parses_back_to_the_options_it_came_from(
         return
     tried = OneModel(
         data.draw(SELECTIONS),
-        TYPED.get(lane.models, str(checkpoint)),
+        EXAMPLES[lane.name].typed or str(checkpoint),
         lane,
         data.draw(options(options_of(lane), verb)),
     )
