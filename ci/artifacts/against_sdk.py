@@ -33,7 +33,7 @@ class LoadedPart:
     online: bool = False
 
 
-def against(contents: Inside, sdk: Path) -> LoadVerdict:
+def compare_with_sdk(contents: Inside, sdk: Path) -> LoadVerdict:
     """Compare every part with the builds of the SDK's libQnnHtp and with the Hexagon archs that it has."""
     parts = list(parts_of(contents))
     if not parts:

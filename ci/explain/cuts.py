@@ -202,8 +202,8 @@ class Cuts:
         for reader in readers:
             operands |= dict.fromkeys(graph.operands_of(reader))
         self.sqnr[source] = min(self.sqnr_of(reader) for reader in readers)
-        others = [operand for operand in operands if operand not in readers]
-        return Worst(source, self._error_at(readers, others) or 0.0)
+        float_operands = [operand for operand in operands if operand not in readers]
+        return Worst(source, self._error_at(readers, float_operands) or 0.0)
 
     def _error_with_integers(self, name: str, integers: Sequence[str]) -> float:
         """Return the error that an operator adds if it gets the chip's integers."""

@@ -64,10 +64,10 @@ def _require_chip(job: ContextJob, device: HubDevice) -> None:
         values.setdefault(kind, []).append(value)
     hexagons, chips = values.get("hexagon", []), values.get("chipset", [])
     called = set(map(_chip, chips))
-    others = {name for name, row in socs.items() if called.intersection(map(_plain, row.called))}
+    device_socs = {name for name, row in socs.items() if called.intersection(map(_plain, row.called))}
     found = ", ".join(f"hexagon:{value}" for value in hexagons) or "no Hexagon"
-    if f"v{soc.arch}" not in hexagons or (others and job.soc not in others):
-        names = f" ({', '.join(sorted(others))})" if others else ""
+    if f"v{soc.arch}" not in hexagons or (device_socs and job.soc not in device_socs):
+        names = f" ({', '.join(sorted(device_socs))})" if device_socs else ""
         raise CheckFailed(
             f"{job.program} is for {job.soc} (Hexagon v{soc.arch}), and {device.name} has {found}{names}",
             fix="name a --device with the program's chip, or compile it for the device's with --soc",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.artifacts.against_sdk import Inside, against
+from ci.artifacts.against_sdk import Inside, compare_with_sdk
 from ci.artifacts.compiled_onnx import CompiledModel, Dlc, read_dlc, read_model
 from ci.artifacts.program import (
     DLC_MARK,
@@ -96,7 +96,7 @@ def _inspect(args: argparse.Namespace) -> int:
         _refuse_flags(file, "DLC", args.against, args.extract)
         return _show(file, "dlc", _dlc(read_dlc(file)))
     contents: Inside = read_model(file) if file.suffix == ".onnx" else read(file)
-    loading = against(contents, args.against) if args.against else None
+    loading = compare_with_sdk(contents, args.against) if args.against else None
     files: list[Path] = []
     if args.extract:
         if not isinstance(contents, CompiledProgram):

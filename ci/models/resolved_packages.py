@@ -84,14 +84,14 @@ def resolve_packages(needs: Needs, pins: Mapping[str, str], home: Path) -> list[
     }
     # Only own packages are resolved here: where an index has no hash of a wheel, uv unpacks it, and torch has
     # 700 MB. With --no-deps it would leave such a hash out.
-    own, others = list[str](), list[str]()
+    own, left_out = list[str](), list[str]()
     for entry in entries_in("\n".join(lines)):
         if entry.name in pins or CUDA_ONLY.fullmatch(entry.name):
-            others.append(f"{entry.name} ; sys_platform == 'none'\n")
+            left_out.append(f"{entry.name} ; sys_platform == 'none'\n")
         else:
             own.append(f"{entry.line}\n")
     (home / "own.in").write_text("".join(own), "utf-8")
-    (home / "overrides.txt").write_text("".join([*own, *others]), "utf-8")
+    (home / "overrides.txt").write_text("".join([*own, *left_out]), "utf-8")
     options = [*builds, "--override", "overrides.txt", "--generate-hashes"]
     entries = entries_in(_compile_requirements(needs, home, options, "own.in"))
     _require_first_index([entry for entry in entries if entry.name not in by_author], needs, home)

@@ -49,14 +49,16 @@ def needs_of_model(model: OneModel, suites: Suites[P], suite: Path | None = None
     requirements = Path(file).absolute() if file and not named else None
     if requirements is not None and not requirements.is_file():
         raise UsageError(f"{VARIABLE}={file}: there is no such file", fix=f"name a file, or unset {VARIABLE}")
-    asked = [(f"--with {text}", text) for text in packages if not Path(text).is_absolute()]
+    requirements_with_origin = [(f"--with {text}", text) for text in packages if not Path(text).is_absolute()]
     projects = [("--with", folder) for folder in folders]
     projects += [("--project", options.project.absolute())] if options.project else []
     for flag, folder in projects:
-        asked += [(f"{flag} {folder} asks for {text}", text) for text in dependencies_of(folder)]
+        requirements_with_origin += [
+            (f"{flag} {folder} asks for {text}", text) for text in dependencies_of(folder)
+        ]
     # Reading what each installed package says of itself takes half a second.
-    if asked:
-        _refuse_contradictions(asked, locked_versions())
+    if requirements_with_origin:
+        _refuse_contradictions(requirements_with_origin, locked_versions())
     place = model.file.file.parent if model.typed and model.file.file else Parser.user_folder().absolute()
     return Needs(
         requirements,
@@ -90,9 +92,11 @@ def _requirement(text: str) -> str:
     return requirement
 
 
-def _refuse_contradictions(asked: Iterable[tuple[str, str]], pins: Mapping[str, str]) -> None:
+def _refuse_contradictions(
+    requirements_with_origin: Iterable[tuple[str, str]], pins: Mapping[str, str]
+) -> None:
     """Refuse another version of a locked package: users would not run what is tested here."""
-    for origin, text in asked:
+    for origin, text in requirements_with_origin:
         for _text, name, version in contradictions([text], pins):
             raise UsageError(
                 f"{origin}, and qnn-ci has {name} {version}, which stays as it is",

@@ -126,9 +126,9 @@ class Search:
         minimal_set = trials.find_smallest(self._mentioned_in_errors(partition))
         if not minimal_set:
             return []
-        *others, culprit = minimal_set
-        if others:
-            together = ", ".join(f"{operator_name(node)} ({node.name})" for node in others)
+        *needed_before, culprit = minimal_set
+        if needed_before:
+            together = ", ".join(f"{operator_name(node)} ({node.name})" for node in needed_before)
             reason = f"QNN does not compile it after {together}"
             return self._culprits_of([culprit], {}, reason, partition)
         failing = [culprit, *trials.find_alike(culprit)]

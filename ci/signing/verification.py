@@ -80,14 +80,14 @@ class SignatureCheck:
     part: str
     status: Status
     message: str
-    asked: bool = False
+    requested: bool = False
     """Whether the caller requested it, so that it must be checked."""
     fix: str = ""
     """What to type if it was not checked, where that depends on what was found."""
 
     @property
     def essential(self) -> bool:
-        return self.asked or self.part in ESSENTIAL
+        return self.requested or self.part in ESSENTIAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,11 +360,11 @@ def _flags(signed: Signed, binding: ExpectedSignature) -> Iterator[SignatureChec
         message = f"{mbn.flag_names(version, flags)} in the {part.name}, at byte {at:#x}"
         if flags & ~binding.allowed_flags:
             reason = "nobody has proved what devices do with them"
-            asked = binding.purpose is Purpose.PRODUCTION
+            requested = binding.purpose is Purpose.PRODUCTION
         else:
-            reason, asked = f"taken by --allow-flags {binding.allowed_flags:#x}", False
+            reason, requested = f"taken by --allow-flags {binding.allowed_flags:#x}", False
         fix = f"--allow-flags {flags:#x}, if your devices are known to take them"
-        yield SignatureCheck(FLAGS, Status.UNCHECKED, f"{message}: {reason}", asked, fix)
+        yield SignatureCheck(FLAGS, Status.UNCHECKED, f"{message}: {reason}", requested, fix)
 
 
 def _unverified_parts(signed: Signed, checks: Iterable[SignatureCheck]) -> Iterator[Range]:
@@ -396,10 +396,10 @@ def _bindings(signed: Signed, binding: ExpectedSignature) -> Iterator[SignatureC
         if number is None:
             if part == SERIAL and actual:
                 message = f"bound to {values}; no device was named"
-                yield SignatureCheck(part, Status.UNCHECKED, message, asked=True)
+                yield SignatureCheck(part, Status.UNCHECKED, message, requested=True)
         elif actual is None:
             message = f"where MBN v{signed.container.version} keeps it is not public"
-            yield SignatureCheck(part, Status.UNCHECKED, message, asked=True)
+            yield SignatureCheck(part, Status.UNCHECKED, message, requested=True)
         elif number in actual:
             yield SignatureCheck(part, Status.PASSED, values)
         else:

@@ -349,11 +349,11 @@ def constant_outputs(
 def chip_differs(misses: Sequence[Missed], figures: Mapping[str, float]) -> bool:
     """Whether the program on the chip, rather than quantization, causes a miss."""
     reference = figures.get("reference_sqnr_db", math.inf)
-    against = {miss.figure.startswith("reference") for miss in misses}
+    from_quantized = [miss.figure.startswith("reference") for miss in misses]
     # Nearer to the quantized model than to the float one: quantization is the cause.
     follows = reference > figures.get("sqnr_db", math.inf) + CLEARLY_DB
-    if True in against:
-        return not (False in against and follows)
+    if any(from_quantized):
+        return all(from_quantized) or not follows
     return not follows and any(
         figures.get(f"reference_{miss.figure}", math.inf) < miss.bound
         for miss in misses

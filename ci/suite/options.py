@@ -311,9 +311,9 @@ def check(suites: Sequence[Path], flag: str = "--suite") -> None:
             )
         if not path.is_file():
             message = f"{flag} {path}: there is no such file"
-            others = [file.name for file in path.parent.glob("*.toml")]
-            if get_close_matches(path.name, others, n=1):
-                raise UnknownName(message, path.name, others)
+            suites_beside = [file.name for file in path.parent.glob("*.toml")]
+            if get_close_matches(path.name, suites_beside, n=1):
+                raise UnknownName(message, path.name, suites_beside)
             raise UsageError(message, fix="name a TOML file")
         if path.suffix in NO_SUITES:
             flags = ("--suite", "SUITE.toml", "-o", "out")

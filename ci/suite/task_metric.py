@@ -31,16 +31,16 @@ class MetricFigures:
 
 
 def side_by_side(
-    metric: str, pairs: Iterable[Pair], against: Iterable[Pair], inferences: int
+    metric: str, pairs: Iterable[Pair], quantized: Iterable[Pair], inferences: int
 ) -> dict[str, float]:
     """Return the metric of the program, of the float model, and of the quantized model on the CPU, if there
     is one.
 
-    `pairs` has the program's outputs beside the float model's; `against` has them beside the quantized
+    `pairs` has the program's outputs beside the float model's; `quantized` has them beside the quantized
     model's, and is empty if there is none."""
     program_pairs = list(pairs)
     float_pairs = [pair._replace(found=pair.expected) for pair in program_pairs]
-    quantized_outputs = [pair.expected for pair in against]
+    quantized_outputs = [pair.expected for pair in quantized]
     program_metric = measured_by(metric, program_pairs, inferences)
     float_metric = measured_by(metric, float_pairs, inferences)
     figures = {METRIC: program_metric, f"float_{METRIC}": float_metric}

@@ -96,8 +96,8 @@ class Step(Generic[P]):
     keeps_files: bool = False
     """Whether the files that it writes are its result. If not, they only help to examine a failure."""
     cost: Callable[[P], Job] = lambda program: Job(program.name)
-    accepts: Callable[[P, Result], bool] = lambda program, result: True
-    """Whether a result is kept, and reused if it is cached. The log of a result that is not accepted
+    keeps: Callable[[P, Result], bool] = lambda program, result: True
+    """Whether a result is kept in the cache, and reused if it is there. The log of one that is not kept
     stays."""
     line: Callable[[P, Result], Line] = lambda program, result: line_of(result)
     export: Callable[[P], ChildTask] | None = None
@@ -237,10 +237,10 @@ class _StepRun(Generic[P]):
 
     def _look_up(self, state: _ProgramState[P], model: Key) -> ChildTask | TaskOutcome:
         """Return the work to do, or the outcome if the result is cached."""
-        asked = key_of(self._step.request(state.program), self._cached.digest)
-        if clash := asked.keys() & {*self._key_of_all, *model}:
+        request_key = key_of(self._step.request(state.program), self._cached.digest)
+        if clash := request_key.keys() & {*self._key_of_all, *model}:
             raise ValueError(f"{self._step.kind} asks for {sorted(clash)}, which its key has anyway")
-        state.key = {**self._key_of_all, **asked, **model}
+        state.key = {**self._key_of_all, **request_key, **model}
         if self._may_reuse:
             state.result = self._cached_result(state, state.key)
             if state.result:
@@ -254,7 +254,7 @@ class _StepRun(Generic[P]):
         if not cached or facts is None:
             return None
         result = replace(self._result(state, facts), folder=cached.folder, cached=True)
-        return result if self._step.accepts(state.program, result) else None
+        return result if self._step.keeps(state.program, result) else None
 
     def _result(self, state: _ProgramState[P], facts: Facts) -> Result:
         record = read(self._step.reply, facts) if self._step.reply else None
@@ -338,7 +338,7 @@ class _StepRun(Generic[P]):
         if step.export:
             reply = {**reply, "lines": dict(state.lines)}
         result = replace(self._result(state, reply), folder=into)
-        if not step.accepts(state.program, result):
+        if not step.keeps(state.program, result):
             if state.key:
                 # An earlier result of the same key would hide this one.
                 self._cached.forget(state.key)

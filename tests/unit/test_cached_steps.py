@@ -40,7 +40,7 @@ class Ran:
         own: OwnPackages | None = None,
         kept: str = "",
         line: tuple[str, str] = LINE,
-        accepts: bool = True,
+        keeps: bool = True,
         zone: str = "UTC",
     ) -> Result:
         selection = Selection("wheels", "x86_64-linux", "SM8750", self.folder / "store", self.folder)
@@ -66,7 +66,7 @@ class Ran:
             request=lambda program: self._request(),
             export=export,
             export_key=export_key,
-            accepts=lambda program, result: accepts,
+            keeps=lambda program, result: keeps,
             remains_of=lambda *_: {"says": "a part"},
         )
         return run_step(step, [Job("net")], own)["net"]
@@ -121,7 +121,7 @@ def test_what_is_refused_of_a_model_is_its_failure_each_time(ran: Ran) -> None:
 
 def test_what_is_not_accepted_is_done_again_and_hides_no_earlier_result(ran: Ran) -> None:
     assert not ran.result().cached
-    assert not ran.result(accepts=False).cached
+    assert not ran.result(keeps=False).cached
     assert (ran.folder / "logs" / "net.log").is_file()
     assert not ran.result().cached
 

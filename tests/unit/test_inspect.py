@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.artifacts.against_sdk import LoadVerdict, against
+from ci.artifacts.against_sdk import LoadVerdict, compare_with_sdk
 from ci.artifacts.program import CompiledProgram, ContextStrings, parse
 from ci.inspect import verb
 from tests.support.programs import BUILD_ID, context, options, program
@@ -62,7 +62,9 @@ class TestAgainst:
         return root
 
     def test_the_same_build_with_the_arch_loads(self, sdk: Path) -> None:
-        assert against(parse(WHOLE), sdk) == LoadVerdict(True, (f"both are QNN {BUILD_ID}", "it has HTP v75"))
+        assert compare_with_sdk(parse(WHOLE), sdk) == LoadVerdict(
+            True, (f"both are QNN {BUILD_ID}", "it has HTP v75")
+        )
 
     @pytest.mark.parametrize(
         "silent", [ContextStrings(8, (), (), (), ()), ContextStrings(8, (BUILD_ID,), (), (), ())]
@@ -71,21 +73,21 @@ class TestAgainst:
         whole = _program(WHOLE)
         (named,) = whole.delegates
         both = replace(whole, delegates=(named, replace(named, context=silent, options=None)))
-        answer = against(both, sdk)
+        answer = compare_with_sdk(both, sdk)
         assert not answer.loads and all(
             reason.startswith("delegate 1: it names no") for reason in answer.says
         )
 
     def test_an_older_runtime_cannot_load_it_and_the_error_is_named(self, tmp_path: Path) -> None:
-        answer = against(parse(WHOLE), self._sdk(tmp_path, "v2.37.0.250724175447", 75))
+        answer = compare_with_sdk(parse(WHOLE), self._sdk(tmp_path, "v2.37.0.250724175447", 75))
         assert not answer.loads and "error 5000" in answer.says[0]
 
     def test_a_newer_runtime_is_no_promise(self, tmp_path: Path) -> None:
-        answer = against(parse(WHOLE), self._sdk(tmp_path, "v2.51.0.261001104044", 75))
+        answer = compare_with_sdk(parse(WHOLE), self._sdk(tmp_path, "v2.51.0.261001104044", 75))
         assert answer.loads and "does not promise" in answer.says[0]
 
     def test_an_arch_that_the_sdk_lacks_is_named(self, sdk: Path) -> None:
-        answer = against(parse(program(data=context("SM8850", 81))), sdk)
+        answer = compare_with_sdk(parse(program(data=context("SM8850", 81))), sdk)
         assert not answer.loads and {"v81", "v75", "v79"} <= {
             *answer.says[0].replace(",", " ").replace(":", " ").split()
         }

@@ -182,11 +182,11 @@ def test_a_run_that_gave_nothing_to_compare_is_not_kept_nor_a_program_without_al
     program = make_program(tmp_path)
     plan = _plan_of(program, tmp_path)
     runs = running(plan, Runner(tmp_path / "runner"), {})
-    assert runs.accepts(program, Result(record=EmulatorRun({"sqnr_db": 3.0})))
-    assert not runs.accepts(program, Result(record=EmulatorRun(rule="missing", message="no outputs")))
+    assert runs.keeps(program, Result(record=EmulatorRun({"sqnr_db": 3.0})))
+    assert not runs.keeps(program, Result(record=EmulatorRun(rule="missing", message="no outputs")))
     compiles = lowering(plan)
-    assert compiles.accepts(program, Result(record=compiled_as(delegates=2)))
-    assert not compiles.accepts(program, Result(record=compiled_as(delegates=2, graphs=1)))
+    assert compiles.keeps(program, Result(record=compiled_as(delegates=2)))
+    assert not compiles.keeps(program, Result(record=compiled_as(delegates=2, graphs=1)))
 
 
 def test_a_model_that_has_no_digest_has_no_key(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def _search_compiler(
         request,
         title=title,
         reply=reply,
-        accepts=lambda program, result: not result.read(reply).late,
+        keeps=lambda program, result: not result.read(reply).late,
     )
     return answer_of(step, reply)
 
@@ -121,7 +121,7 @@ def divergence_of(model: OneModel, program: ExecutorchProgram, limits: Divergenc
 
 def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) -> Step[ExecutorchProgram]:
     """Return a step that searches for the operator that differs."""
-    asks = DivergenceOptions(
+    options = DivergenceOptions(
         **{field.name: getattr(limits, field.name) for field in fields(limits)},
         runner=runner.order,
         versions=versions_of(plan.build_id),
@@ -131,12 +131,12 @@ def searching(plan: ExecutorchPlan, runner: Runner, limits: DivergenceLimits) ->
         plan,
         "divergence",
         "diverged",
-        asks,
+        options,
         title="the operator that differs",
         reply=DivergenceResult,
         remains_of=remains_of,
         # A search that ended before it was done goes on the next time.
-        accepts=lambda program, result: not result.read(DivergenceResult).between,
+        keeps=lambda program, result: not result.read(DivergenceResult).between,
     )
 
 
@@ -175,7 +175,7 @@ def scores_of(model: OneModel, program: ExecutorchProgram, request: ScoreRequest
         title="scores",
         reply=Scores,
         # Scores that are not whole are not kept.
-        accepts=lambda program, result: not result.read(Scores).rest,
+        keeps=lambda program, result: not result.read(Scores).rest,
     )
     return answer_of(step, Scores)
 

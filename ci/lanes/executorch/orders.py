@@ -68,7 +68,7 @@ class ExportedRuns(ExportReply):
 class ModelRequest(ProgramOrder):
     """Says what the worker does with a program's model."""
 
-    asks: DataclassInstance
+    options: DataclassInstance
     """One of the options below, which say what the work does with the program."""
     qnn: Mapping[str, str]
     """Names QNN's build, with the digest of its libraries for this machine."""

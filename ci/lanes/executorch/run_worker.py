@@ -68,11 +68,11 @@ def _figures(order: Mapping[str, object]) -> dict[str, object]:
 
     request, outputs = read(MetricRequest, order), read(ComparedOutputs, order)
     os.chdir(request.working_folder)
-    pairs, against = (
+    float_pairs, quantized_pairs = (
         read_pairs(request.outputs, Path(outputs.compiled.path), rows, choices=False)
         for rows in (outputs.compared.expected, outputs.compared.reference)
     )
-    figures = side_by_side(request.function, pairs, against, len(outputs.compared.expected))
+    figures = side_by_side(request.function, float_pairs, quantized_pairs, len(outputs.compared.expected))
     return to_json(MetricFigures(figures))
 
 

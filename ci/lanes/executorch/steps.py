@@ -196,13 +196,13 @@ def other_profile(program: ExecutorchProgram) -> str:
 
 
 def worker_step(
-    plan: ExecutorchPlan, kind: str, work: str, asks: DataclassInstance = NOTHING, **more: Any
+    plan: ExecutorchPlan, kind: str, work: str, options: DataclassInstance = NOTHING, **more: Any
 ) -> Step[ExecutorchProgram]:
     """Return a step in which the worker exports each program's model, and then calls its function `work` with
     it."""
 
     def request(program: ExecutorchProgram) -> ModelRequest:
-        return ModelRequest(**_fields_of(program.order), asks=asks, qnn=plan.qnn)
+        return ModelRequest(**_fields_of(program.order), options=options, qnn=plan.qnn)
 
     return Step(
         plan=plan,
@@ -225,14 +225,14 @@ def _fields_of(order: ProgramOrder) -> dict[str, Any]:
 def lowering(plan: ExecutorchPlan, *, crashes_on_cpu: bool = False) -> Step[ExecutorchProgram]:
     """Return the step that compiles. With `crashes_on_cpu`, operators that crash the compiler stay on the
     CPU."""
-    asks = LoweringOptions(crashes_on_cpu=crashes_on_cpu)
+    options = LoweringOptions(crashes_on_cpu=crashes_on_cpu)
     return worker_step(
         plan,
         COMPILED,
         "compiled",
-        asks,
+        options,
         reply=ChipProgram,
-        accepts=has_all_costs,
+        keeps=has_all_costs,
         keeps_files=True,
         common=partial(_lowering_for_chips, plan),
     )
@@ -248,8 +248,8 @@ def _lowering_for_chips(plan: ExecutorchPlan, program: ExecutorchProgram) -> Chi
     ]
     if len(alike) < 2 or program.backend != "htp" or program.run.annotations:
         return None
-    asks = ChipsOptions(chips=tuple(row.soc for row in alike))
-    request = ModelRequest(**_fields_of(alike[0].order), asks=asks, qnn=plan.qnn)
+    options = ChipsOptions(chips=tuple(row.soc for row in alike))
+    request = ModelRequest(**_fields_of(alike[0].order), options=options, qnn=plan.qnn)
     name = f"{program.suite}:{program.case_name}/{program.run.name}"
     log = (plan.logs / program.case_name / f"{program.run.name}.common.log").absolute()
     return ChildTask(name, f"{WORKER}:compiled_for_chips", sent_request(request), plan.work.timeout, log)
@@ -268,8 +268,8 @@ def quantizing(plan: ExecutorchPlan) -> Step[ExecutorchProgram]:
 
 def rewriting(plan: ExecutorchPlan, needs: Sequence[Need]) -> Step[ExecutorchProgram]:
     """Return the step that gives the float model after these rewrites, each applied where it matches."""
-    asks = NeededRewrites(needs=tuple(needs))
-    return worker_step(plan, "rewritten", "rewritten", asks, reply=ModelRewrite, keeps_files=True)
+    options = NeededRewrites(needs=tuple(needs))
+    return worker_step(plan, "rewritten", "rewritten", options, reply=ModelRewrite, keeps_files=True)
 
 
 def _home(plan: ExecutorchPlan, own: OwnPackages) -> Home:
@@ -377,7 +377,7 @@ def running(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]
         cost=cost,
         # Its figures are judged each time, and its metric is computed of them: whatever they are, they stay.
         keeps_files=True,
-        accepts=lambda program, result: ran(result),
+        keeps=lambda program, result: ran(result),
         line=_line,
     )
 

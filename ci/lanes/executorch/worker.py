@@ -183,7 +183,7 @@ def prepare() -> None:
 
 
 _order_of = reader(ProgramOrder)
-_asks_of = reader(dict[str, object])
+_options_of = reader(dict[str, object])
 
 
 def model_task(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance]) -> Answer:
@@ -192,11 +192,11 @@ def model_task(kind: type[R], work: Callable[[ChipModel, R], DataclassInstance])
     request_of = reader(kind)
 
     def answer(request: Mapping[str, object]) -> dict[str, object]:
-        order, asks = _order_of(request), _asks_of(request["asks"])
+        order, options = _order_of(request), _options_of(request["options"])
         os.chdir(order.working_folder)
         exported_with = set(users_modules())
         chip_model = ChipModel.of(order)
-        reply = to_json(work(chip_model, request_of({**asks, "into": request["into"]})))
+        reply = to_json(work(chip_model, request_of({**options, "into": request["into"]})))
         late = sorted(set(users_modules()) - exported_with - chip_model.exported.annotated_with)
         reason = f"its work imported {late[0]}, which the export did not" if late else ""
         return {**reply, NOT_CACHED: chip_model.exported.not_repeated or reason}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ci.artifacts.against_sdk import against
+from ci.artifacts.against_sdk import compare_with_sdk
 from ci.artifacts.program import ContextStrings
 from ci.lanes.executorch.steps import (
     WORKER,
@@ -27,7 +27,7 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     """Write the program, and return the chip that it is for."""
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
     use_executorch(environment)
-    loading = against(contents, environment.root(QNN_SDK).path)
+    loading = compare_with_sdk(contents, environment.root(QNN_SDK).path)
     if any("error 5000" in line for line in loading.says):
         message = f"{context}: {'; '.join(loading.says)}"
         raise CheckFailed(message, fix="compile it with this QNN, or another --profile")

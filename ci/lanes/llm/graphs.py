@@ -382,15 +382,17 @@ def _remove_edge_conversions(path: Path) -> None:
             continue
         value.type.tensor_type.elem_type = types[converter.input[2]]
         # What computes the integers takes the output's name, and what else reads the floats another one.
-        integers, others = converter.input[0], readers.get(value.name, [])
+        integers, float_readers = converter.input[0], readers.get(value.name, [])
         _replace_input(readers[integers], integers, value.name)
         maker = makers[integers]
         maker.output[list(maker.output).index(integers)] = value.name
-        if not others:
+        if not float_readers:
             graph.node.remove(converter)
             continue
         converter.output[0] = f"{value.name}_float"
-        _replace_input([node for node in others if node is not converter], value.name, converter.output[0])
+        _replace_input(
+            [node for node in float_readers if node is not converter], value.name, converter.output[0]
+        )
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
 

@@ -165,7 +165,7 @@ def training(plan: LlmPlan) -> Step[LlmProgram]:
         prepare="train",
         request=lambda program, qnn: TrainRequest("train"),
         cost=lambda program: Job(program.name, 90.0, MEMORY),
-        accepts=lambda program, result: (
+        keeps=lambda program, result: (
             not list(model_findings(program.case_name, program.case.perplexity, result))
         ),
         keeps_files=True,
@@ -198,7 +198,7 @@ def measuring(plan: LlmPlan, models: Mapping[str, Result], through: str = GENIE)
         request=request,
         by_executorch=through == EXECUTORCH,
         cost=lambda program: Job(program.name, 60.0 if program.run.precision == "fp16" else 90.0, MEMORY),
-        accepts=lambda program, result: verdict(list(findings_of(program, result))) == "pass",
+        keeps=lambda program, result: verdict(list(findings_of(program, result))) == "pass",
     )
 
 

@@ -200,8 +200,8 @@ def _require_norms(names: Mapping[str, tuple[int, ...]], stored: Mapping[str, St
             by_role[LAYER.sub("", name, count=1)][name] = stored[name].rms
     for sizes in by_role.values():
         for name, size in sizes.items():
-            others = [other for neighbor, other in sizes.items() if neighbor != name]
-            typical = float(np.median(others)) if others else 0.0
+            neighbor_sizes = [other for neighbor, other in sizes.items() if neighbor != name]
+            typical = float(np.median(neighbor_sizes)) if neighbor_sizes else 0.0
             if typical and size > LARGER * typical:
                 raise CheckFailed(
                     f"{stored[name].path}: {name} has a root mean square of {size:.3g}, and {typical:.3g} in"

@@ -132,7 +132,7 @@ def command_step(
     """Return a step that asks the worker for one model. A search may end before it is done, and continues the
     next time: its reply is kept only if `is_done` says so."""
 
-    def accepts(program: OnnxProgram, result: Result) -> bool:
+    def is_worth_keeping(program: OnnxProgram, result: Result) -> bool:
         assert isinstance(result.record, CommandAnswer)
         return is_done(result.record.answer)
 
@@ -144,7 +144,7 @@ def command_step(
         preparing=lambda program: prepared,
         title=title,
         reply=CommandAnswer,
-        accepts=accepts,
+        keeps=is_worth_keeping,
         keeps_files=keeps_files,
     )
 

@@ -153,12 +153,12 @@ def _cost(plan: OnnxPlan, program: OnnxProgram) -> Job:
     return Job(program.name, seconds, WORKER_MEMORY)
 
 
-def request_of(program: OnnxProgram, asks: DataclassInstance) -> ProgramRequest:
+def request_of(program: OnnxProgram, task_options: DataclassInstance) -> ProgramRequest:
     """Return the program's request for a task of the worker."""
     order, user_folder = program.order, Parser.user_folder()
     return ProgramRequest(
         **{field.name: getattr(order, field.name) for field in fields(order)},
-        asks=asks,
+        task_options=task_options,
         chip=soc_named(program.soc).model_dump(mode="json"),
         calibrating=calibrating(program.case, program.run),
         option_files=tuple(File(str(user_folder / path)) for path in files_of(program.run.options)),
@@ -175,7 +175,7 @@ def compiling(plan: OnnxPlan) -> Step[OnnxProgram]:
         options=lambda program: CompileOptions(),
         preparing=suite_samples,
         reply=ProgramFacts,
-        accepts=passes,
+        keeps=passes,
         line=partial(_line, passes),
     )
 

@@ -188,7 +188,7 @@ class OnnxProgram(Program):
 class ProgramRequest(ProgramOrder):
     """Says what a task is asked of a program."""
 
-    asks: DataclassInstance
+    task_options: DataclassInstance
     """The task is asked this beside the program."""
     chip: Fields
     """This is the chip's row in the table of chips."""

@@ -180,7 +180,7 @@ def _task(work: Callable[[OnnxOrder, Any], DataclassInstance], kind: Any) -> Ans
     def reply(request: Mapping[str, object]) -> dict[str, object]:
         try:
             order = OnnxOrder.of(read(OnnxRequest, request))
-            return to_json(work(order, read(kind, request["asks"])))
+            return to_json(work(order, read(kind, request["task_options"])))
         except Refused as refused:
             return {"error": dict(refused.details)}
         except PartDied as died:

@@ -117,7 +117,7 @@ def testing(plan: UpstreamPlan, *, accept: bool = False) -> Step[Job]:
         request=lambda test: plan.machinery.request(plan.suite, test.name),
         reply=UpstreamVerdict,
         cost=lambda test: test,
-        accepts=lambda test, result: accept or not is_surprise(test, result),
+        keeps=lambda test, result: accept or not is_surprise(test, result),
         line=line,
         remains_of=crash_of,
     )
