@@ -67,14 +67,7 @@ def extract(
     removes it, whatever it holds. Raises ArchiveError for a bad archive, EnvironmentLacking where writing
     fails.
     """
-    try:
-        source = ZipFile(archive)
-    except OSError as error:
-        message = f"{archive}: expected an archive, found {error.strerror or error}"
-        raise EnvironmentLacking(message, fix=session("provision")) from error
-    except DAMAGE as error:
-        raise bad(archive, "", "a zip archive", error) from error
-    with source:
+    with _open_zip(archive) as source:
         members = source.infolist()
         if len(members) > MOST_MEMBERS:
             raise bad(archive, "", f"at most {MOST_MEMBERS} members", len(members))
@@ -97,11 +90,26 @@ def extract(
         finally:
             progress.finish()
     for member, to in links:
-        # As the kernel follows it, through others of these links too.
-        if not Path(os.path.realpath(into / to)).is_relative_to(os.path.realpath(into)):
-            target = os.readlink(into / to)  # noqa: PTH115  a Path would normalise the text
-            raise bad(archive, member.filename, "a link that stays inside the tree", f"target {target!r}")
+        _require_inside(archive, member, into, into / to)
     return sorted(entries, key=lambda entry: entry.path)
+
+
+def _open_zip(archive: Path) -> ZipFile:
+    try:
+        return ZipFile(archive)
+    except OSError as error:
+        message = f"{archive}: expected an archive, found {error.strerror or error}"
+        raise EnvironmentLacking(message, fix=session("provision")) from error
+    except DAMAGE as error:
+        raise bad(archive, "", "a zip archive", error) from error
+
+
+def _require_inside(archive: Path, member: ZipInfo, into: Path, link: Path) -> None:
+    """Refuse a link that leads out of the tree, as the kernel follows it: through other links of the archive,
+    too."""
+    if not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(into)):
+        target = os.readlink(link)  # noqa: PTH115  a Path would normalise the text
+        raise bad(archive, member.filename, "a link that stays inside the tree", f"target {target!r}")
 
 
 def bad(archive: Path, member: str, expected: str, found: object) -> ArchiveError:

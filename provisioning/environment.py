@@ -146,6 +146,11 @@ class Environment:
         )
 
 
+def _is_needed_by_target(component: str, profile: Profile, selection: Selection) -> bool:
+    is_of_profile = component in profile.pins and component not in profile.optional
+    return selection.target in KINDS[component].needed_by and (component == QNN_SDK or is_of_profile)
+
+
 def resolve(
     selection: Selection,
     environ: Mapping[str, str],
@@ -174,11 +179,9 @@ def resolve(
     gaps: list[str] = []
     for component in COMPONENT_VARIABLES:
         pin = pins.get(component)
-        if needs is None:
-            ours = pin is not None and component not in profile.optional
-            is_needed = selection.target in KINDS[component].needed_by and (component == QNN_SDK or ours)
-        else:
-            is_needed = component in needs
+        is_needed = (
+            _is_needed_by_target(component, profile, selection) if needs is None else component in needs
+        )
         root = _users_root(component, is_needed, not refuses_changed, selection, environ, notes)
         if root is None:
             tree = _find_tree(component, pin, selection, trees) if pin is not None else None

@@ -94,21 +94,12 @@ def suite_with(
                 fix="rename that case, or name another suite",
             )
     runs = cases[name].setdefault("run", tomlkit.aot())
-    of_lane = [run for run in runs if run.get("lane") == lane]
-    number = next(
-        (
-            index
-            for index, entry in enumerate(of_lane)
-            if "precision" in entry
-            and _spelling(entry["precision"], lane) == run["precision"]
-            and set(entry) <= {*OURS, *run}
-        ),
-        len(of_lane),
-    )
-    if number == len(of_lane):
+    runs_of_lane = [entry for entry in runs if entry.get("lane") == lane]
+    number = _number_of_run(runs_of_lane, run, lane)
+    if number == len(runs_of_lane):
         runs.append(tomlkit.table())
-        of_lane.append(runs[-1])
-    row = of_lane[number]
+        runs_of_lane.append(runs[-1])
+    row = runs_of_lane[number]
     chips = tuple(dict.fromkeys([*row.get("socs", ()), *socs]))
     for key, value in {"lane": lane, **run, "socs": list(chips)}.items():
         if value in (None, [], ()):
@@ -116,6 +107,16 @@ def suite_with(
         else:
             row[key] = value
     return tomlkit.dumps(document), number
+
+
+def _number_of_run(runs_of_lane: Sequence[Mapping[str, Any]], run: Mapping[str, object], lane: str) -> int:
+    """Return the number of the run with the same precision and no other fields; that of a new run if there is
+    none."""
+    for number, entry in enumerate(runs_of_lane):
+        is_same = "precision" in entry and _spelling(entry["precision"], lane) == run["precision"]
+        if is_same and set(entry) <= {*OURS, *run}:
+            return number
+    return len(runs_of_lane)
 
 
 @dataclass(frozen=True, slots=True)

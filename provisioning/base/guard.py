@@ -77,23 +77,26 @@ def guard(work: Callable[[], int], *, debug: bool, session: Fix | None = None) -
             return _show_crash(error)
         if debug:
             _print_traceback()
-        message = f"the Python {sys.executable} has no package {error.name}"
-        show_error(
-            EnvironmentLacking(message, fix=join_fixes([session, "which installs what it needs"], ", "))
-        )
-        return EnvironmentLacking.exit_code
+        return _show_missing_package(error, session)
     except EOFError as error:
         bytecode = _cut_bytecode(error)
-        if bytecode is None:
-            return _show_crash(error)
-        message = f"{bytecode}: Python's bytecode was cut short there, as by a full disk"
-        remedy = (
-            quote_command("rm", bytecode) if bytecode.exists() else "it is removed: type the command again"
-        )
-        show_error(EnvironmentLacking(message, fix=remedy))
-        return EnvironmentLacking.exit_code
+        return _show_crash(error) if bytecode is None else _show_cut_bytecode(bytecode)
     except Exception as error:
         return _show_crash(error)
+
+
+def _show_missing_package(error: ModuleNotFoundError, session: Fix) -> int:
+    message = f"the Python {sys.executable} has no package {error.name}"
+    fix = join_fixes([session, "which installs what it needs"], ", ")
+    show_error(EnvironmentLacking(message, fix=fix))
+    return EnvironmentLacking.exit_code
+
+
+def _show_cut_bytecode(bytecode: Path) -> int:
+    message = f"{bytecode}: Python's bytecode was cut short there, as by a full disk"
+    remedy = quote_command("rm", bytecode) if bytecode.exists() else "it is removed: type the command again"
+    show_error(EnvironmentLacking(message, fix=remedy))
+    return EnvironmentLacking.exit_code
 
 
 def _cut_bytecode(error: EOFError) -> Path | None:

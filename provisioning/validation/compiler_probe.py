@@ -94,11 +94,9 @@ def _say(**fields: str) -> None:
 
 
 def _main(soc: str) -> int:
-    import dataclasses
     import importlib
     import importlib.util
     import os
-    import tempfile
 
     # sys.path has the script's own directory, where modules have names that other packages use.
     own_folder = str(Path(__file__).resolve().parent)
@@ -119,21 +117,7 @@ def _main(soc: str) -> int:
         chips = " ".join(schema.QcomChipset.__members__)
         _say(step="soc", detail=f"this executorch does not know the chip {soc}", chips=chips)
         return 1
-    options = schema.QnnExecuTorchOptions(
-        schema._soc_info_table[schema.QcomChipset[soc]],
-        schema.QnnExecuTorchBackendOptions(
-            schema.QnnExecuTorchBackendType.kHtpBackend,
-            htp_options=schema.QnnExecuTorchHtpBackendOptions(),
-        ),
-    )
-    options.log_level = schema.QnnExecuTorchLogLevel.kLogLevelError
-    package = Path(str(schema.__file__)).parent
-    with tempfile.TemporaryDirectory() as scratch:
-        text = Path(scratch, "options.json")
-        text.write_text(json.dumps(_drop_none(dataclasses.asdict(options))), encoding="utf-8")
-        schema_file = package / "qc_compiler_spec.fbs"
-        subprocess.run([_flatc(), "--binary", "-o", scratch, schema_file, text], check=True)
-        encoded = Path(scratch, "options.bin").read_bytes()
+    encoded = _encoded_options(schema, soc)
     _say(step="backend")
     manager = adaptor.QnnManager(encoded)
     if manager.InitBackend().value != 0:
@@ -148,18 +132,43 @@ def _main(soc: str) -> int:
         return 0
     _say(step="program", result="")
     manager.InitContext([_GRAPH])
-    try:
-        program = bytes(manager.Compile([_GRAPH], [[layer.GetOpWrapper()]]))
-    except RuntimeError as error:
-        _say(detail=str(error))
-        return 1
-    lacking = [name for name in (_GRAPH, _INPUT, _OUTPUT) if name.encode() not in program]
-    if lacking:
-        _say(detail=f"its program of {len(program)} bytes names no {' and no '.join(lacking)}")
+    if problem := _why_not_compiled(manager, layer):
+        _say(detail=problem)
         return 1
     _say(result="ok")
     manager.Destroy()
     return 0
+
+
+def _encoded_options(schema: Any, soc: str) -> bytes:
+    """Return the compiler's options for a chip, in the form that QNN's manager reads."""
+    import dataclasses
+    import tempfile
+
+    options = schema.QnnExecuTorchOptions(
+        schema._soc_info_table[schema.QcomChipset[soc]],
+        schema.QnnExecuTorchBackendOptions(
+            schema.QnnExecuTorchBackendType.kHtpBackend,
+            htp_options=schema.QnnExecuTorchHtpBackendOptions(),
+        ),
+    )
+    options.log_level = schema.QnnExecuTorchLogLevel.kLogLevelError
+    with tempfile.TemporaryDirectory() as scratch:
+        text = Path(scratch, "options.json")
+        text.write_text(json.dumps(_drop_none(dataclasses.asdict(options))), encoding="utf-8")
+        schema_file = Path(str(schema.__file__)).parent / "qc_compiler_spec.fbs"
+        subprocess.run([_flatc(), "--binary", "-o", scratch, schema_file, text], check=True)
+        return Path(scratch, "options.bin").read_bytes()
+
+
+def _why_not_compiled(manager: Any, layer: Any) -> str:
+    """Compile a graph of one layer, and say why that gives no program; empty if it does."""
+    try:
+        program = bytes(manager.Compile([_GRAPH], [[layer.GetOpWrapper()]]))
+    except RuntimeError as error:
+        return str(error)
+    lacking = [name for name in (_GRAPH, _INPUT, _OUTPUT) if name.encode() not in program]
+    return f"its program of {len(program)} bytes names no {' and no '.join(lacking)}" if lacking else ""
 
 
 _GRAPH, _INPUT, _OUTPUT = "forward", "input_0_x", "output_y"

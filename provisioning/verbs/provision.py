@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from provisioning.base.progress import Progress
     from provisioning.manifest import Component, Profile
     from provisioning.sources import Archive
-    from provisioning.store import Tree
+    from provisioning.store import Store, Tree
 
 EXAMPLES = """\
   nox -s provision
@@ -123,60 +123,72 @@ def provision(
 
     store, targets, progress = Store(selection.store), frozenset(selection.named_targets), for_stream()
     components = _components_of(profile, names, targets)
-    given = _files_of(components, files)
+    named_files = _files_of(components, files)
     rows: dict[str, Row] = {}
     for name in components:
         if (own := _own(name, selection, environ, progress)) is not None:
             rows[name] = own
             stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
     of_store = {name: component for name, component in components.items() if name not in rows}
-    absent: dict[str, Component] = {}
+    # Whoever names the file trusts it.
+    trusted = set(of_store) if trust else set(named_files)
     # All that is missing must be allowed before any of it is fetched.
     for name, component in of_store.items():
-        tree = store.find(name, component, targets)
-        if tree is None:
-            absent[name] = component
-        # Whoever names the file trusts it.
-        trusted = trust or name in given
-        if not (component.pinned or trusted or (tree is not None and store.is_proved(tree))):
+        if not (component.pinned or name in trusted or _is_proved(store, name, component, targets)):
             raise unlocked_component(store.path, name, component, selecting_flags(selection, environ))
+    absent = {
+        name: component
+        for name, component in of_store.items()
+        if store.find(name, component, targets) is None
+    }
     consents = licences.acceptances(accept, environ)
     store.accept(absent, consents)
     for name, component in of_store.items():
         start = time.monotonic()
         if name in absent:
-            for archive, file in given.get(name, {}).items():
+            for archive, file in named_files.get(name, {}).items():
                 store.take_download(archive, file, progress)
         try:
             tree = store.provision(
                 name,
                 component,
                 targets,
-                trust_first_download=trust or name in given,
+                trust_first_download=name in trusted,
                 accept=consents,
                 progress=progress,
                 offline=offline,
             )
         except IntegrityError as error:
-            if name in given:
+            if name in named_files:
                 fix = f"if it was cut, download it again; {ANOTHER_RELEASE}"
                 raise CheckFailed(error.message, fix=fix) from error
             raise
-        for damage in tree.repaired:
-            subject = f"{tree.root.name}/{damage.path}"
-            stage.add("store-damage", Severity.WARNING, subject, f"{damage}; repaired")
         if name in absent:
             if not component.pinned:
                 _warn_unlocked(name, tree, stage, progress)
             stage.metrics[f"{name}.seconds"] = round(time.monotonic() - start, 3)
-        state = "new" if name in absent else "repaired" if tree.repaired else "already there"
-        source = "+".join(dict.fromkeys(part.source.type for part in component.parts))
-        rows[name] = Row(name, tree.version, source, state, str(tree.root))
-        # A tree's hash is that of its inventory, which has the hash of every file.
-        digest = hash_file(tree.inventory_path)
-        stage.artifacts.append(Artifact("tree", str(tree.root), digest, tree.inventory.size))
+        rows[name] = _report_tree(name, component, tree, stage, is_new=name in absent)
     stage.metrics["cached"] = len(components) - len(absent)
     return [rows[name] for name in components]
+
+
+def _is_proved(store: Store, name: str, component: Component, targets: frozenset[str]) -> bool:
+    """Whether the store has the component's tree, whose content was proved when it was fetched."""
+    tree = store.find(name, component, targets)
+    return tree is not None and store.is_proved(tree)
+
+
+def _report_tree(name: str, component: Component, tree: Tree, stage: StageRun, *, is_new: bool) -> Row:
+    """Put a tree of the store into the report, and return its row."""
+    for damage in tree.repaired:
+        subject = f"{tree.root.name}/{damage.path}"
+        stage.add("store-damage", Severity.WARNING, subject, f"{damage}; repaired")
+    # A tree's hash is that of its inventory, which has the hash of every file.
+    digest = hash_file(tree.inventory_path)
+    stage.artifacts.append(Artifact("tree", str(tree.root), digest, tree.inventory.size))
+    state = "new" if is_new else "repaired" if tree.repaired else "already there"
+    source = "+".join(dict.fromkeys(part.source.type for part in component.parts))
+    return Row(name, tree.version, source, state, str(tree.root))
 
 
 def table(rows: list[dict[str, str]]) -> str:

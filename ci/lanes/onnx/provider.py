@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -99,18 +99,7 @@ def quantize_model(
             return next(self.remaining, None)
 
     with quiet():
-        prepared, bare = into / PREPROCESSED, onnx.load(str(model))
-        metadata = [(prop.key, prop.value) for prop in bare.metadata_props]
-        # qnn_preprocess_model ends with a TypeError for a model that has any.
-        del bare.metadata_props[:]
-        small = bare.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF
-        is_prepared = qnn_preprocess_model(bare, str(prepared))
-        if not is_prepared and small:
-            # The quantizer writes beside the model, and the user's folder may be read-only. The model is
-            # loaded again, since the call above may leave it without its data.
-            onnx.save(onnx.load(str(model)), str(prepared))
-            is_prepared = True
-        source = prepared if is_prepared else model
+        source, metadata = _preprocess_model(model, into, qnn_preprocess_model)
         plain = onnx.load(str(source))
         types, excluded = overrides_of(plain, nodes) if nodes else ({}, [])
         config = get_qnn_qdq_config(
@@ -132,11 +121,35 @@ def quantize_model(
         output = into / f"{name}.onnx"
         quantize(str(source), str(output), config)
         if metadata:
-            product = onnx.load(str(output), load_external_data=False)
-            own = {prop.key: prop.value for prop in product.metadata_props}
-            onnx.helper.set_model_props(product, {**own, **dict(metadata)})
-            onnx.save(product, str(output))
+            _add_metadata(output, metadata)
     return output
+
+
+def _preprocess_model(
+    model: Path, into: Path, preprocess: Callable[[onnx.ModelProto, str], bool]
+) -> tuple[Path, dict[str, str]]:
+    """Return the model that the quantizer reads, in `into` where that is possible, and the metadata of the
+    model, which it lacks."""
+    prepared, bare = into / PREPROCESSED, onnx.load(str(model))
+    metadata = {prop.key: prop.value for prop in bare.metadata_props}
+    # qnn_preprocess_model ends with a TypeError for a model that has any.
+    del bare.metadata_props[:]
+    is_small = bare.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF
+    if preprocess(bare, str(prepared)):
+        return prepared, metadata
+    if not is_small:
+        return model, metadata
+    # The quantizer writes beside the model, and the user's folder may be read-only. The model is loaded
+    # again, since the call above may leave it without its data.
+    onnx.save(onnx.load(str(model)), str(prepared))
+    return prepared, metadata
+
+
+def _add_metadata(file: Path, metadata: Mapping[str, str]) -> None:
+    product = onnx.load(str(file), load_external_data=False)
+    own = {prop.key: prop.value for prop in product.metadata_props}
+    onnx.helper.set_model_props(product, {**own, **metadata})
+    onnx.save(product, str(file))
 
 
 @contextlib.contextmanager
