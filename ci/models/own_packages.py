@@ -1,7 +1,9 @@
-"""Install a suite's own packages beside the locked ones and never against them.
+"""The environments in the store with packages of the user's own, beside the locked ones and never against
+them.
 
-They are resolved with the locked packages as constraints, and installed into an environment in the store that
-also finds the locked packages. A conflict with a pin is an error that names both."""
+`install_packages` finds the environment for what a suite needs, or creates it. It is known by all that
+decides what is installed, so a suite that has not changed asks no package index. A conflict with a pin is an
+error that names both."""
 
 from __future__ import annotations
 
@@ -13,29 +15,21 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from subprocess import CompletedProcess
 
 from ci.models.package_needs import Needs, texts_of
-from ci.models.resolved_packages import CPU_BUILDS, locked_versions, resolve_packages, run_uv
+from ci.models.uv_packages import install_entries, locked_versions, resolve_packages
 from ci.models.wheels import variables as located_wheels
 from ci.work import LOCKED, Digests, key_of_declared
 from provisioning.base.commands import capture
 from provisioning.base.errors import (
-    IntegrityError,
     ToolkitError,
-    UpstreamError,
 )
 from provisioning.base.files import mutex, replace_text
 from provisioning.base.findings import Metric
-from provisioning.lock_files import Entry, entries_in
-
-BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
-"""A .pth file that puts the locked packages behind the own ones. As it reads a variable, it is equal on every
-machine."""
-
+from provisioning.lock_files import entries_in
 
 RESOLVED = "resolved.txt"
 """The file of an environment that lists its packages with their hashes, once it is complete."""
@@ -128,7 +122,7 @@ def _create_environment(needs: Needs, pins: Mapping[str, str], home: Path) -> No
     sys.stderr.write(f"installing the packages of {needs.origin}\n")
     try:
         entries = resolve_packages(needs, pins, home)
-        _install(entries, needs, home)
+        install_entries(entries, needs, home)
     except ToolkitError:
         shutil.rmtree(home, ignore_errors=True)
         raise
@@ -168,38 +162,9 @@ def _files_of(project: Path) -> list[Path]:
     return [project / name for name in names if name] or [*project.rglob("*")]
 
 
-def _install(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
-    python = home / "environment" / "bin" / "python"
-    _check_install(
-        needs, run_uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home)
-    )
-    asks = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    site = Path(capture([python, "-c", asks]).stdout.strip())
-    (home / "install.txt").write_text("".join(f"{entry.text}\n" for entry in entries), encoding="utf-8")
-    into = ["pip", "install", "--quiet", "--no-deps", "--python", str(python)]
-    builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
-    if entries:
-        _check_install(needs, run_uv([*into, *builds, "-r", "install.txt"], home))
-    for project in needs.editable:
-        # uv builds it again only where one of few files has changed, unless it is told to.
-        _check_install(needs, run_uv([*into, "--refresh", "--editable", str(project)], home))
-    # Added last, because uv must not know of the locked packages.
-    (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
-
-
 def _remove_unused(folder: Path) -> None:
     for stamp in (*folder.glob(f"*/{RESOLVED}"), *folder.glob("*.json")):
         if stamp.stat().st_mtime < time.time() - UNUSED_SECONDS:
             stamp.unlink()
             if stamp.parent != folder:
                 shutil.rmtree(stamp.parent, ignore_errors=True)
-
-
-def _check_install(needs: Needs, process: CompletedProcess[str]) -> None:
-    errors = " ".join(process.stderr.split())
-    if "hash mismatch" in errors.lower():
-        raise IntegrityError(f"{needs.origin}: {errors}", fix="find out who changed the package")
-    if process.returncode:
-        message = f"the packages of {needs.origin} could not be installed: {errors}"
-        fix = "check the package index that pip or uv is set to, and the project's build"
-        raise UpstreamError(message, fix=fix)

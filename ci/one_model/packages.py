@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from ci.models.package_needs import NONE, VARIABLE, Needs, file_of
 from ci.models.projects import contradictions, dependencies_of
-from ci.models.resolved_packages import locked_versions
+from ci.models.uv_packages import locked_versions
 from ci.one_model.model import OneModel
 from ci.one_model.named_files import path_of_package, require_project
 from ci.suite.programs import P, Suites

@@ -17,7 +17,7 @@ from typing import Any
 from ci.models.own_packages import OwnPackages, install_packages
 from ci.models.package_needs import Needs
 from ci.models.projects import PACKAGES, contradictions, dependencies_of, nearest_project, version_at_hand
-from ci.models.resolved_packages import LOCKED_ALWAYS, locked_versions
+from ci.models.uv_packages import LOCKED_ALWAYS, locked_versions
 from ci.suite.figures import METRIC, describe_figures
 from ci.suite.programs import P, Program
 from ci.suite.stage import Plan

@@ -18,7 +18,7 @@ import pytest
 
 from ci.models.own_packages import OwnPackages, install_packages
 from ci.models.package_needs import Needs
-from ci.models.resolved_packages import locked_versions
+from ci.models.uv_packages import locked_versions
 from ci.suite.running import run_cached_step
 from ci.suite.stage import packages_of
 from ci.work.cached_steps import Step

@@ -14,8 +14,8 @@ from ci.lanes.executorch.model_options import ExecutorchOptions
 from ci.lanes.executorch.suite import SUITES
 from ci.models.package_needs import NONE, Needs
 from ci.models.projects import contradictions, nearest_project, version_at_hand
-from ci.models.resolved_packages import locked_versions
 from ci.models.user_model import user_model
+from ci.models.uv_packages import locked_versions
 from ci.one_model.model import OneModel
 from ci.one_model.packages import needs_of_model
 from ci.suite.running import advice

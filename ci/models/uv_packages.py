@@ -1,7 +1,8 @@
-"""Resolve the packages that a suite needs by uv, with the locked packages as constraints: versions with their
-hashes.
+"""Resolve and install the packages that a suite needs, by uv, with the locked packages as constraints.
 
-A package that is not locked must come from the first of the user's indexes that has its name."""
+`resolve_packages` finds versions with their hashes: a package that is not locked must come from the first of
+the user's indexes that has its name. `install_entries` makes an environment of them that also finds the
+locked packages."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from subprocess import CompletedProcess
 from types import MappingProxyType
 
 from ci.models.package_needs import Needs, texts_of
+from ci.work import LOCKED
 from provisioning import pip_settings
 from provisioning.base.commands import capture
 from provisioning.base.errors import (
     EnvironmentLacking,
+    IntegrityError,
     UpstreamError,
     UsageError,
 )
@@ -168,3 +171,37 @@ def run_uv(
         environ.setdefault("UV_HTTP_RETRIES", "0")
     flags = pip_settings.uv_flags(os.environ) if arguments[0] == "pip" else []
     return capture([program, *arguments, *flags], cwd=where, env=environ, encoding="utf-8")
+
+
+BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
+"""A .pth file that puts the locked packages behind the own ones. As it reads a variable, it is equal on every
+machine."""
+
+
+def install_entries(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
+    python = home / "environment" / "bin" / "python"
+    _check_install(
+        needs, run_uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home)
+    )
+    asks = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    site = Path(capture([python, "-c", asks]).stdout.strip())
+    (home / "install.txt").write_text("".join(f"{entry.text}\n" for entry in entries), encoding="utf-8")
+    into = ["pip", "install", "--quiet", "--no-deps", "--python", str(python)]
+    builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
+    if entries:
+        _check_install(needs, run_uv([*into, *builds, "-r", "install.txt"], home))
+    for project in needs.editable:
+        # uv builds it again only where one of few files has changed, unless it is told to.
+        _check_install(needs, run_uv([*into, "--refresh", "--editable", str(project)], home))
+    # Added last, because uv must not know of the locked packages.
+    (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
+
+
+def _check_install(needs: Needs, process: CompletedProcess[str]) -> None:
+    errors = " ".join(process.stderr.split())
+    if "hash mismatch" in errors.lower():
+        raise IntegrityError(f"{needs.origin}: {errors}", fix="find out who changed the package")
+    if process.returncode:
+        message = f"the packages of {needs.origin} could not be installed: {errors}"
+        fix = "check the package index that pip or uv is set to, and the project's build"
+        raise UpstreamError(message, fix=fix)
