@@ -1,5 +1,8 @@
-"""Builds put files into dist/ for later stages: runners, bundles, signed libraries, and the overlay that
-`build_x86` makes for PYTHONPATH, with a description of the tree that it was built from."""
+"""Name what builds put into dist/ for later stages, and read it again.
+
+A target's folder, dist/<target>/, has a runner and libraries. The *overlay* is the folder that `build_x86`
+makes for PYTHONPATH: the Python packages of an ExecuTorch tree as it built them. Its description says of
+which tree, so that a stage can tell whether the tree has changed since."""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from provisioning.base.settings import DEFAULT_TARGET, dist_path
 from provisioning.source_tree import TreeState, state_of
 
 RUNNER = Path("bin/qnn_executor_runner")
+"""The runner's place in the folder of a target."""
 LIBRARIES = Path("lib")
 MANIFEST = "manifest.json"
 """The manifest's name. Only a build from ExecuTorch's source has one."""
@@ -20,6 +24,13 @@ OURS = Path("wheel")
 BUNDLES = dist_path() / "bundles"
 SIGNED = dist_path() / "overlay"
 """The libraries that `sign_lpai` signed, as they lie in an SDK."""
+FOLDER = "overlay"
+"""The overlay's name below dist/<target>/."""
+DESCRIPTION = "overlay.json"
+"""The file of an overlay that describes the tree it was built from."""
+OVERLAY = dist_path() / DEFAULT_TARGET / FOLDER
+
+_SCHEMA = 2
 
 
 def runner_of(dist: Path) -> Path | None:
@@ -33,16 +44,10 @@ def build_of(dist: Path) -> Path:
     return dist if (dist / MANIFEST).is_file() and (dist / RUNNER).is_file() else dist / OURS
 
 
-FOLDER = "overlay"
-"""The overlay's name below dist/<target>/."""
-DESCRIPTION = "overlay.json"
-OVERLAY = dist_path() / DEFAULT_TARGET / FOLDER
-
-_SCHEMA = 2
-
-
 @dataclass(frozen=True, slots=True)
 class BuiltFrom:
+    """The tree that an overlay or a wheel was built from, as it was then."""
+
     tree: Path
     profile: str
     state: TreeState

@@ -50,7 +50,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def one_template() -> Iterator[None]:
     """One process makes the imports for the work of all tests of a file, or of the whole run."""
-    from ci.work.schedule import sharing_templates
+    from ci.work.processes import sharing_templates
 
     with templates.shared(), sharing_templates():
         yield

@@ -1,10 +1,12 @@
-"""The programs of all lanes, and the models of all commands, in the one form that a page shows."""
+"""The programs of all lanes, and the models of all commands, in the one form that a page shows.
+
+`programs_of` joins what several stages report of one program; `models_of` lists what commands such as
+`compile` reported."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 from urllib.parse import quote
 
 from ci.lanes.registry import lanes_by_stage
@@ -35,12 +37,21 @@ class ReportedProgram:
     head: LaneHead | None = None
     """None for a command."""
 
-    def row(self, step: Literal[0, 1]) -> ReportRow:
-        """The row of the stage that compiles the program (0) or runs it (1)."""
+    @property
+    def compiled_row(self) -> ReportRow:
+        """The row of the stage that compiles the program."""
+        return self._row_of_stage(0)
+
+    @property
+    def run_row(self) -> ReportRow:
+        """The row of the stage that runs the program; it may be the one that compiles it."""
+        return self._row_of_stage(-1)
+
+    def _row_of_stage(self, number: int) -> ReportRow:
         stages = self.head.gate_stages if self.head else ()
         if len(stages) < 2:
             return next((self.rows[name] for name in stages if name in self.rows), self.first)
-        return self.rows.get(stages[0] if step == 0 else stages[-1], ReportRow())
+        return self.rows.get(stages[number], ReportRow())
 
     @property
     def device_row(self) -> ReportRow | None:
@@ -79,7 +90,7 @@ class ReportedProgram:
         first, else the first line."""
         if lines := self.first.said:
             return next((line for line in lines if " dB" in line), lines[0])
-        compiled, run = self.row(0), self.row(1)
+        compiled, run = self.compiled_row, self.run_row
         if self.device_row and not run.figures:
             run = self.device_row
         words = [run.through]

@@ -8,15 +8,13 @@ that answers it. `run_step` looks each program's result up, and runs what is not
 that has made the imports. The worker uses `reporting`, `doing` and `quiet`, and answers with a record, which
 `to_json` writes and `read` reads.
 
-| module | what it has |
-| --- | --- |
-| `jobs` | work with its expected length and memory, and the lines of its progress |
-| `request` | what a piece of work is asked: values, files and folders, from which its key is made |
-| `cached_steps` | the steps of a lane: looked up, run, kept |
-| `schedule`, `template`, `child` | processes that do work: begun, forked, and seen from inside |
-| `outcome`, `trouble`, `reasons`, `logs` | how work ended, and whether the machine is to blame |
-| `plain` | records as JSON |
-| `digests`, `results`, `results_archive` | content as digests; the cache; the cache for another machine |
+| module | what it has | | --- | --- | | `jobs` | work with its expected length and memory, and the lines of
+its progress | | `request` | what a piece of work is asked: values, files and folders, from which its key is
+made | | `cached_steps` | the steps of a lane: looked up, run, kept | | `schedule`, `processes`, `template`,
+`child` | which task runs when; the processes that do work: begun, forked, and seen from inside | | `outcome`,
+`trouble`, `reasons`, `logs` | how work ended, and whether the machine is to blame | | `plain` | records as
+JSON | | `digests`, `results`, `results_archive` | content as digests; the cache; the cache for another
+machine |
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from ci.work.logs import *
     from ci.work.outcome import *
     from ci.work.plain import *
+    from ci.work.processes import *
     from ci.work.reasons import *
     from ci.work.request import *
     from ci.work.results import *
@@ -51,6 +50,7 @@ MODULES = (
     "digests",
     "child",
     "template",
+    "processes",
     "schedule",
     "results",
     "results_archive",

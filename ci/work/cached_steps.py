@@ -18,9 +18,10 @@ from ci.work.child import NOT_CACHED
 from ci.work.jobs import Job, Line, WorkOptions
 from ci.work.outcome import Failure, Refused, Result, TaskOutcome, line_of
 from ci.work.plain import Facts, read
+from ci.work.processes import ChildTask, Home
 from ci.work.request import key_of, sent_request
 from ci.work.results import CachedResults, ExportReply, Key, Lines, relocate_lines, surroundings
-from ci.work.schedule import ChildTask, Exports, Home, run_tasks
+from ci.work.schedule import Exports, run_tasks
 from ci.work.template import TEMPORARY
 from ci.work.trouble import trouble_of_error
 from provisioning.base.errors import ToolkitError

@@ -1,4 +1,8 @@
-"""Everything that rules look at, gathered before any of them runs: nothing else touches the machine."""
+"""Everything that the rules of `validate` look at, gathered before any of them runs: nothing else touches the
+machine.
+
+`gather` returns a `Context` for each set of trees: the trees and what their own files say, the libraries in
+them, this machine, and the compiler's answer for each chip."""
 
 from __future__ import annotations
 
@@ -195,7 +199,7 @@ def gather(
 
 
 def _tree_of(name: str, root: Root, profile: Profile, store: Path) -> ComponentTree:
-    tree = looked_at(name, root.path, root.origin, root.variable, profile.pins.get(name))
+    tree = read_tree(name, root.path, root.origin, root.variable, profile.pins.get(name))
     is_proved = root.origin != "directory" or tree.differs_from_official is not None
     change = root.change or ("" if is_proved else str(changed_content(store, root.path) or ""))
     return replace(tree, change=change)
@@ -218,7 +222,7 @@ def _damage(library: Path) -> str:
     return "" if hole is None else f"its code has one byte {HOLE:,} times in a row from {hole:#x}"
 
 
-def looked_at(
+def read_tree(
     component: str, path: Path, origin: str, variable: str = "", pin: Component | None = None
 ) -> ComponentTree:
     unusable = why_unusable(path) if component == ANDROID_NDK else ""

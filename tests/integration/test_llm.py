@@ -57,7 +57,7 @@ from ci.lanes.llm.tokenizer import chat_text, tokens_of
 from ci.lanes.llm.verdicts import Bounds, culprit, part_row
 from ci.lanes.llm.weights import require_tensors
 from ci.models.inputs import Array, Sample
-from ci.work.schedule import asking
+from ci.work.processes import asking
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT

@@ -26,7 +26,7 @@ from ci.work.child import closed_environment
 from ci.work.digests import LOCKED
 from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
-from ci.work.schedule import Home
+from ci.work.processes import Home
 from provisioning.base.commands import Fix
 from provisioning.base.errors import IntegrityError, UsageError
 from provisioning.base.settings import Selection

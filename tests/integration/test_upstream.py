@@ -13,7 +13,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.lanes.upstream.accepted import Outcome, accepted_file, load_tests
-from ci.work.schedule import sharing_templates
+from ci.work.processes import sharing_templates
 from provisioning.accepted_file import Accepted, Values
 from provisioning.base.command_line import main
 from provisioning.base.findings import Metric, Report, Severity

@@ -17,7 +17,7 @@ from filelock import FileLock
 from ci.lanes.executorch.steps import home_of
 from ci.suite.runner import DIST
 from ci.work.child import closed_environment
-from ci.work.schedule import asking
+from ci.work.processes import asking
 from provisioning.base.settings import ROOT
 from provisioning.dist import OURS
 from tests.support import templates

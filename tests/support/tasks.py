@@ -147,7 +147,8 @@ def in_parts(request: dict[str, Any]) -> dict[str, Any]:
 def run_hanging(file: str) -> None:
     """A command with a task that hangs: for a test that kills it."""
     from ci.work.jobs import Line
-    from ci.work.schedule import ChildTask, run_tasks
+    from ci.work.processes import ChildTask
+    from ci.work.schedule import run_tasks
     from tests.unit.test_work import home_in
 
     folder = Path(file).parent

@@ -1,6 +1,6 @@
 """Processes that have imported torch and ExecuTorch, shared by all commands and files of a run of tests.
 
-A command starts such a process itself (ci.work.schedule.Template), which takes five seconds or more, and
+A command starts such a process itself (ci.work.processes.Template), which takes five seconds or more, and
 tests type some hundred commands. Here a process of the whole run starts it for the first command that wants
 it. Later commands with the same variables get the socket on which it takes orders, and use forks of it."""
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ci.work.schedule import Home, Orders
+    from ci.work.processes import Home, Orders
 
 VARIABLE = "QNN_TEST_TEMPLATES"
 """Names the socket of the process that has them."""
@@ -85,30 +85,30 @@ def serving() -> Iterator[None]:
 @contextlib.contextmanager
 def shared() -> Iterator[None]:
     """Within this context, this process takes templates from that one."""
-    from ci.work import schedule
+    from ci.work import processes
 
-    own = schedule.Template
+    own = processes.Template
     use_shared()
     try:
         yield
     finally:
-        setattr(schedule, "Template", own)  # noqa: B010
+        setattr(processes, "Template", own)  # noqa: B010
 
 
 def use_shared() -> None:
     """Have this process take templates from that one, from now on."""
-    from ci.work import schedule
+    from ci.work import processes
     from provisioning.base.settings import ROOT
 
     path = os.environ.get(VARIABLE, "")
     if not path:
         return
 
-    class SharedTemplate(schedule.Template):
-        def _start(self) -> schedule.Orders:
+    class SharedTemplate(processes.Template):
+        def _start(self) -> processes.Orders:
             control = _ask(path, self.home, ROOT) if self.home.prepare in SHARED else None
             # One that cannot start says why in a process of its own.
-            return schedule.Orders(control) if control else super()._start()
+            return processes.Orders(control) if control else super()._start()
 
         def close(self) -> None:
             if self._process is None and self._orders is not None:
@@ -116,7 +116,7 @@ def use_shared() -> None:
                 self._orders = None
             super().close()
 
-    setattr(schedule, "Template", SharedTemplate)  # noqa: B010
+    setattr(processes, "Template", SharedTemplate)  # noqa: B010
 
 
 def _ask(path: str, home: Home, root: Path) -> socket.socket | None:

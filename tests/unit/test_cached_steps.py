@@ -13,8 +13,8 @@ from ci.models.own_packages import OwnPackages
 from ci.work.cached_steps import NotCached, Step, WorkPlan, run_step
 from ci.work.jobs import Job, WorkOptions
 from ci.work.outcome import Refused, Result
+from ci.work.processes import ChildTask
 from ci.work.results import Key
-from ci.work.schedule import ChildTask
 from provisioning.base.settings import Selection
 from tests.unit.test_work import home_in
 

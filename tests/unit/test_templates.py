@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ci.work import schedule
-from ci.work.schedule import ChildTask, Home
+from ci.work import processes
+from ci.work.processes import ChildTask, Home
 from provisioning.base.errors import EnvironmentLacking
 from tests.support import templates
 
@@ -34,9 +34,9 @@ def _templates_are_shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Command:
     def __init__(self, home: Home, folder: Path) -> None:
         # As it is within `shared`.
-        self.template, self.folder = schedule.Template(home), folder
+        self.template, self.folder = processes.Template(home), folder
 
-    def start(self, function: str) -> schedule.Running:
+    def start(self, function: str) -> processes.Running:
         request = {"file": str(self.folder)}
         task = ChildTask(function, f"{TASKS}:{function}", request, 30, self.folder.with_suffix(".log"))
         return self.template.orders.start(task, os.sched_getaffinity(0))

@@ -22,7 +22,8 @@ import pytest
 from ci.work import child, outcome, trouble
 from ci.work.jobs import Job, Line
 from ci.work.outcome import Failure, Refused, TaskOutcome
-from ci.work.schedule import ChildTask, Exports, Home, asking, run_tasks
+from ci.work.processes import ChildTask, Home, asking
+from ci.work.schedule import Exports, run_tasks
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
