@@ -13,7 +13,7 @@ from provisioning.manifest import load_profile, soc_named
 from provisioning.qnn_libraries import Library as Found
 from provisioning.qnn_libraries import libraries_in, read
 from provisioning.validation.compiler_probe import Answer
-from provisioning.validation.context import ComponentTree, Context, Host, loading_of, looked_at
+from provisioning.validation.context import ComponentTree, Context, Host, loading_of, read_tree
 from provisioning.validation.ndk import LINKED, SYSROOT
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.scripts import script
@@ -114,7 +114,7 @@ def users_tree(component: str, variable: str, path: Path) -> ComponentTree:
     """A tree of the user's. Each content is looked at once in a test run: an NDK's programs are started."""
     key = component, variable, tuple(_content(path))
     if key not in _LOOKED_AT:
-        _LOOKED_AT[key] = replace(looked_at(component, path, "directory", variable), differs_from_official=())
+        _LOOKED_AT[key] = replace(read_tree(component, path, "directory", variable), differs_from_official=())
     return replace(_LOOKED_AT[key], path=path)
 
 
