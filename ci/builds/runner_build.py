@@ -1,4 +1,8 @@
-"""`build_runner`: qnn_executor_runner against an executorch wheel, in a folder that can be moved."""
+"""`build_runner`: build our runner, qnn_executor_runner, against an executorch package, in a folder that can
+be moved.
+
+A build is known by all that decides its bytes (`RunnerPlan.key`): dist/ or the cache may have it already. It
+is started once before it replaces the last good one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Describe a lane with all that the commands for one model ask of it, as one record."""
+"""Describe a lane with all that the commands for one model ask of it, as one record.
+
+A `ModelLane` is a `Lane` that also compiles single models: MODEL of a command line is a suite of one.
+`Searches` is what `audit`, `divergence`, `repair` and `tune` ask of its module `explain`. `AnyModelLane` is
+how commands see it, whatever its programs are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Show an ONNX model, which may be quantized, as a Graph. Only workers import this."""
+"""Show an ONNX model, which may be quantized, to the searches: `OnnxGraph` is the Graph (graph.py says what
+each method gives) over a model of onnx, computed by ONNX Runtime on the CPU.
+
+`make_plain` first brings a model into the one form that the rest expects: every node named, every constant a
+weight. Only workers import this."""
 
 from __future__ import annotations
 

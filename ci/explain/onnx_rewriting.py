@@ -1,4 +1,7 @@
-"""Rewrite an ONNX model: nodes replace others, once they are proved to give the same."""
+"""Rewrite an ONNX model: nodes replace others, once they are proved to give the same.
+
+`RepairedOnnx` holds the model and its values on samples, and keeps a rewrite only where both forms agree on
+the CPU. The rewrites are in `onnx_rewrites`."""
 
 from __future__ import annotations
 

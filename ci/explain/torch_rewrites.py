@@ -1,4 +1,8 @@
-"""Define the rewrites of an exported PyTorch model, by their names in manifests/fixes.toml."""
+"""Define the rewrites of an exported PyTorch model, by their names in manifests/fixes.toml.
+
+Each function finds the places in a model where its rewrite applies, and gives what to write there: another
+computation of the same values that the NPU takes, or computes correctly. `torch_rewriting` proves each on the
+model's own samples before it replaces anything."""
 
 from __future__ import annotations
 

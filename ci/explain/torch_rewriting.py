@@ -1,4 +1,8 @@
-"""Rewrite an exported model: traced code replaces a node, once it is proved to be the same."""
+"""Rewrite an exported PyTorch model: traced code replaces a node, once it is proved to be the same.
+
+`RepairedModule` holds the model and its nodes' values on the samples. It finds the places of each rewrite
+(`Registry`), computes both forms on the CPU, and keeps a replacement only where they agree. The rewrites are
+in `torch_rewrites` and the modules beside it."""
 
 from __future__ import annotations
 

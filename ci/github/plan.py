@@ -1,4 +1,9 @@
-"""Choose the jobs for a change: rows of manifests/gate.toml, by the changed files, split into shards."""
+"""Choose the jobs of GitHub Actions for a change: rows of manifests/gate.toml, by the changed files, split
+into shards.
+
+The first job of a workflow calls `plan`. It reads who calls the gate and what changed, chooses rows
+(`choose`), leaves out those whose work another row does (`merge`), and prints a matrix with one entry for
+each job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Run context binaries on AI Hub: name what leaves the machine, start the client, keep what it gave."""
+"""Run context binaries on devices of Qualcomm AI Hub.
+
+`run_contexts` names what leaves the machine and requires the user's agreement, starts the official client in
+a child process (`client.py`), and keeps what each job gave: a context that ran before is not submitted
+again."""
 
 from __future__ import annotations
 

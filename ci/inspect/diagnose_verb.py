@@ -1,4 +1,8 @@
-"""`diagnose`: explain failures of QNN, FastRPC, the loader and ExecuTorch from logs and codes."""
+"""`diagnose`: explain failures of QNN, FastRPC, the loader and ExecuTorch.
+
+A user gives it a log, a folder or a zip of logs, an error code, the rule of a finding, a known fault or an
+operator. What it answers is in manifests/diagnose/ and the other tables; this module finds what was meant,
+and prints it."""
 
 from __future__ import annotations
 

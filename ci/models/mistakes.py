@@ -1,5 +1,8 @@
-"""Describe what users often give in place of a model, its inputs or samples, with the line to write
-instead."""
+"""Say what is wrong where users give something else in place of a model, its inputs or samples, and which
+line to write instead.
+
+Each function refuses one mistake, or returns the error for one: the factory returned only the model, a sample
+lacks an input, the model lies on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Recognize what people type as MODEL that is no model, and say what to type instead."""
+"""Recognize what people type as MODEL that is no model, and say what to type instead.
+
+Files are recognized by their names: a TensorFlow graph, a Keras model, a log. `refusal` is for commands that
+take a model, `refuse_no_program` for those that take a compiled program."""
 
 from __future__ import annotations
 

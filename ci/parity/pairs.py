@@ -1,5 +1,8 @@
-"""Find where the two builds of the mapping's pairs differ, and what is wrong within either, for one
-variant."""
+"""Compare Buck's build with CMake's, for one variant: the libraries of the mapping's pairs must have the same
+files, flags and dependencies.
+
+`compare` yields every difference with its place, and what is wrong within either build. What both builds
+declare was read by `buck` and `cmake_targets`."""
 
 from __future__ import annotations
 

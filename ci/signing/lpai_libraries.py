@@ -1,4 +1,8 @@
-"""Which libraries must be signed for a chip, where they are, and whether the SDKs are recent enough."""
+"""Say which libraries must be signed for a chip's LPAI, where they are, and whether the SDKs are recent
+enough.
+
+`to_sign` lists the files; manifests/ has the table of chips and libraries. What is of another chip or build,
+or too old, is refused before anything is signed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Findings that all lanes share, whatever compiled a program."""
+"""Findings that all lanes share, whatever compiled a program.
+
+The largest part explains missed accuracy: whether quantization or the chip causes it, what may explain it
+(`Causes`), and what to do (`accuracy_fix`). `verdict` says whether findings fail a program."""
 
 from __future__ import annotations
 

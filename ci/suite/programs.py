@@ -1,4 +1,8 @@
-"""A case is one model; a run of it is one way to compute it; a program is one run for one chip."""
+"""The programs of a suite. A case is one model; a run of it is one way to compute it; a program is one run
+for one chip.
+
+A lane declares its own cases, runs and programs as subclasses, and a `Suites` reads them from suite files,
+with accepted results, and chooses among them by tags and words."""
 
 from __future__ import annotations
 

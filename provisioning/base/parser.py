@@ -1,4 +1,7 @@
-"""The parser of every verb's words explains a mistake: it says which flag or choice was probably meant."""
+"""The parser of every verb's words. It explains a mistake: it says which flag or choice was probably meant,
+and which verb has it.
+
+Paths on the command line begin where the user was (`Parser.user_folder`), wherever we are started."""
 
 from __future__ import annotations
 

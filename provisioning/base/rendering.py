@@ -1,4 +1,7 @@
-"""A report in words and numbers, and at a terminal: findings by severity, artifacts, the verdict last."""
+"""Show a report in words and numbers: findings by severity, artifacts, the verdict last.
+
+`show` prints a report as this terminal supports it, with colour or without. Findings that differ in nothing
+but the program that they are about become one."""
 
 from __future__ import annotations
 

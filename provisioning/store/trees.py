@@ -1,4 +1,8 @@
-"""The trees on disk: which there are, which serves, and whether one is still as it was committed."""
+"""Read the trees of a store: which there are, which one serves a component, and whether it is still as it was
+committed.
+
+`Trees` changes nothing; `Store` (the package) adds and removes trees. A lease keeps `gc` from a tree that a
+process uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules about versions and variables: what a component says it is, what is pinned, what the host has."""
+"""Rules of `validate` about versions and variables: what a component says it is, what is pinned, what the
+host has.
+
+Each function with `@rule` yields a problem for each subject. Their words are in manifests/checks.toml."""
 
 from __future__ import annotations
 

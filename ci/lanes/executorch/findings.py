@@ -1,4 +1,8 @@
-"""Findings about programs: what was compiled, where its operators run, what it costs, and how it ran."""
+"""What is said of a PyTorch program: findings about its compile, where its operators run, what it costs, and
+how it ran.
+
+`findings_about_compiled_program` is what `test_lowering` says, `findings_about_run` what `test_emulator`
+does. A model's known faults are named where its operators meet them."""
 
 from __future__ import annotations
 

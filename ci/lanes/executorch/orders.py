@@ -1,4 +1,7 @@
-"""The processes of this lane receive and return these plain values."""
+"""The values that the processes of this lane receive and return, as frozen dataclasses.
+
+What ends in Options is what a step asks of a program; the worker reads it as the Request of the same name,
+with the folder to write to. The others are parts of replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Makes a case's model as a run has it: quantized, with its operators scored, or as it is."""
+"""Quantize a case's model as its run says, by PyTorch's own quantizer for QNN, or leave it as it is.
+
+`ComputedModel` is what is compiled; `quantize` writes the model for a user; `score_groups` measures what each
+group of operators adds to the noise, for `tune`. Options that match no node are refused. Only workers import
+this."""
 
 from __future__ import annotations
 

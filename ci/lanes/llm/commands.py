@@ -1,4 +1,8 @@
-"""`run` and `check` of a compiled language model. Workers run and measure it; these functions ask them."""
+"""`run` and `check` of a compiled language model.
+
+`run_model` prints what it generates. `check_model` compares it with the float model: it refuses what cannot
+be checked before any worker starts (`prepare_check`), has workers read a text, and judges the figures by
+`verdicts`."""
 
 from __future__ import annotations
 

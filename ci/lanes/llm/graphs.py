@@ -1,4 +1,7 @@
-"""Exports a decoder to ONNX, and quantizes it by samples of its own inputs. Only workers import this."""
+"""Export a decoder to ONNX graphs, and quantize them by samples of their own inputs, as Genie needs them.
+
+Genie runs one model as several graphs, which read many tokens at once or one. They share caches and weights,
+so a tensor that two graphs have is encoded alike in both (`shared_encodings`). Only workers import this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""These values cross a process: orders to workers, their replies, and the record that a compile leaves."""
+"""The values that cross a process in this lane: orders to workers, their replies, and the record that a
+compile leaves.
+
+A name that ends in Order is what a worker reads; one in Request is what a step sends, and its key is made
+of."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Is it the same model? What is measured of logits and layers, what rounding alone explains, and what is
-wrong."""
+"""Judge whether a compiled language model is still the same model.
+
+Figures compare its logits with the float model's on a text (`figures_of`). What it may lose is the limit of
+its precision, or what rounding alone costs this checkpoint (`Bounds`). A `Judgement` joins both: what is
+wrong, which part comes first, and what to do. `check` and the stage `test_llm` report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The processes of this lane receive these plain values beside a program, and return them."""
+"""The values that the processes of this lane receive beside a program, and return, as frozen dataclasses.
+
+Options and requests say what a task does; facts and answers are its replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Does what the commands ask of one .onnx: compiles it to contexts, runs, quantizes and estimates it."""
+"""What the commands for one model do with an .onnx: `compile`, `quantize`, `forecast` and `run`.
+
+Each is a step in a worker (`command_step`), and what becomes of it are files and words for the user
+(`product_of`). The functions are parts of the lane's record (`lane.py`)."""
 
 from __future__ import annotations
 

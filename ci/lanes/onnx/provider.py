@@ -1,4 +1,8 @@
-"""Calls ONNX Runtime to quantize, compile to a context, run and audit. Only workers import this."""
+"""Call ONNX Runtime and its QNN provider: quantize a model, compile it to a context, audit it, estimate its
+time, run it.
+
+What HTP does not take of a model is raised as NotOnProvider, which names each node and the reason. Only
+workers import this."""
 
 from __future__ import annotations
 

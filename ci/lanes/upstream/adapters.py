@@ -1,4 +1,8 @@
-"""Sets up the tests of a suite for the emulator, and adds to their reports more than passed and failed."""
+"""Set up the tests of a suite for the emulator, and add to their reports more than passed and failed: what
+they compared, and how near it was.
+
+Each suite of manifests/upstream/ names its adapter. Nothing is replaced in ExecuTorch but what a
+`Replacement` says."""
 
 from __future__ import annotations
 

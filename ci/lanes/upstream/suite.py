@@ -1,4 +1,7 @@
-"""Describes a suite of tests in the executorch wheel, what it runs on, and the verdict on a test."""
+"""Describe ExecuTorch's own suites of tests, which its wheel or tree has: what they run on, and the verdict
+on a test.
+
+manifests/upstream/ lists the suites. A `SuiteRequest` is what a test's result depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The processes that run upstream tests: pytest collects them in one, and each fork runs one."""
+"""The processes that run ExecuTorch's own tests: pytest collects them in one, and each fork runs one.
+
+`Tests` has the collected tests by name. A `Recorder` keeps what pytest reports, and `verdict_of` makes one
+outcome of it: what was skipped, absent or compared with a bad figure is no pass."""
 
 from __future__ import annotations
 
