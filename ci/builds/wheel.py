@@ -1,4 +1,8 @@
-"""`build_x86 --wheel` builds the wheel of a tree with its QNN backend, and an environment that has it."""
+"""`build_x86 --wheel`: build the wheel of an ExecuTorch tree with its QNN backend, and an environment that
+has it.
+
+The tree is copied first, because its setup.py writes into its own. `find_mistakes` says why a wheel cannot be
+used."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""What is in a bundle: the files that a device needs for a target and a chip, manifest.json, which names each
-with its hash, and run.sh, which runs on the device."""
+"""What is in a bundle: the files that a device needs for a target and a chip; manifest.json, which names each
+with its hash; and run.sh, which runs on the device.
+
+Each function that ends in `_items` collects the files of one kind; `read_bundle` reads a bundle that was
+written."""
 
 from __future__ import annotations
 

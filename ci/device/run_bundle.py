@@ -1,4 +1,7 @@
-"""Run a bundle on a device and judge the result."""
+"""`run_device` of a bundle: push it to a device, run it, fetch its outputs, and judge how it ended.
+
+`run_bundle` refuses everything that can be refused before anything is sent, such as another chip. A failure
+is explained from the device's logs."""
 
 from __future__ import annotations
 

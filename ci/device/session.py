@@ -1,4 +1,7 @@
-"""A bundle on a device: push what changed into a claimed folder, run it, fetch its outputs."""
+"""One run of a bundle on a device: push what changed into a folder that is claimed for us, run it, fetch its
+outputs.
+
+Files that are there already, by their hashes, are not sent again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ways to a device: adb to a phone, ssh to embedded Linux. Each runs a script there and moves files."""
+"""Ways to a device: adb to a phone, ssh to embedded Linux. Each runs a script there and moves files.
+
+A command that does not end in time, or loses its device, is an error of its own: it may still be at work
+there."""
 
 from __future__ import annotations
 

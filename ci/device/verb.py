@@ -1,4 +1,6 @@
-"""`run_device` and `bundle`: the command lines."""
+"""The command lines of `run_device` and `bundle`.
+
+`run_device` gets a bundle, which it runs, or a program, which it runs and judges (`is_program`)."""
 
 from __future__ import annotations
 

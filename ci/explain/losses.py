@@ -1,5 +1,7 @@
-"""Measure what is lost on the CPU: by each operator, by quantizing a group of operators, and by fp16's
-range."""
+"""Measure what is lost on the CPU: by each operator, by quantizing a group of operators, and by fp16's range.
+
+`quantize --where` prints the losses, `tune` asks for the scores of groups, and `compile` names operators that
+leave fp16's range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What an issue about a failure needs, as one markdown text without secrets or home folders."""
+"""Write what an issue about a failure needs, as one markdown text without secrets or home folders, for
+`diagnose --bundle`.
+
+It has the versions, the command, the findings, and the lines of the log around the failure."""
 
 from __future__ import annotations
 

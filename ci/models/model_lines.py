@@ -1,4 +1,6 @@
-"""Find an operator's line in the user's code, in the stack trace that torch keeps with a node."""
+"""Find an operator's line in the user's code, in the stack trace that torch keeps with a node.
+
+Frames of compilers and libraries are passed over; the innermost one of the user's model counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`compile --suite`: add a model to a new or an existing suite, as its author would."""
+"""`compile --suite`: add a model to a new or an existing suite, as its author would write it.
+
+`addition_of` refuses what cannot be added before anything is compiled; `Addition.write` writes the suite,
+with comments and all else kept, and prints the command that accepts what it measures."""
 
 from __future__ import annotations
 

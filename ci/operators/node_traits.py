@@ -1,4 +1,6 @@
-"""Read the traits of nodes of an exported program, by which known faults are recognized."""
+"""Read the traits of nodes of an exported program: operator, types, shapes, constants, neighbours.
+
+Known faults are recognized by them (`faults`)."""
 
 from __future__ import annotations
 

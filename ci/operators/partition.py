@@ -1,4 +1,7 @@
-"""Record the partitioner's decision on every operator, the reason, and the operator's place in the model."""
+"""Record the partitioner's decision on every operator, the reason, and the operator's place in the model.
+
+`PartitionerSpy` listens while ExecuTorch's partitioner works. `left_on_cpu` and
+`partition_of` read what it has decided."""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class Decision:
 
 @dataclass
 class PartitionerSpy:
-    """It collects decisions while it is installed."""
+    """Collects the decisions of the partitioner while it is installed."""
 
     on_cpu: Container[object] = ()
     """These nodes stay on the CPU, among them constants' dequantizers, which the partitioner's own list does

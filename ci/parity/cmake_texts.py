@@ -1,4 +1,6 @@
-"""CMake's files as they are written: commands with the line of every word, lists, generator expressions."""
+"""Read CMake's files as they are written: commands with the line of every word, lists, generator expressions.
+
+What CMake itself computes comes from its trace (`cmake_trace`); this module finds where it was written."""
 
 from __future__ import annotations
 

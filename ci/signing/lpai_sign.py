@@ -1,4 +1,5 @@
-"""Plan what is to be signed, sign it, verify it, and put it into the overlay."""
+"""`sign_lpai`: plan what is to be signed, sign it, verify it, and put it into the overlay, from which bundles
+take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The parts of a signed library: its two signing program headers, its hash segment, what no hash covers."""
+"""Read the parts of a signed library: its two signing program headers, its hash segment, and what no hash
+covers.
+
+`parse` returns them as `Signed`, of a file that may be hostile. Whether the parts agree is decided by
+`verification`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Use ONNX Runtime's QNN provider, for all lanes that compile with it. Only workers import this module."""
+"""Use ONNX Runtime's QNN provider, for all lanes that compile with it. Only workers import this module.
+
+`session_on_htp` compiles a model for a chip and `session_on_cpu` computes it as it is written. Errors become
+one line, with the command that explains QNN's codes."""
 
 from __future__ import annotations
 

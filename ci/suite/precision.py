@@ -1,4 +1,8 @@
-"""The number format of a model is fp16, or quantized with 8-bit or 16-bit activations and weights."""
+"""Name the precisions: the number format of a model is fp16, or quantized with 8-bit or 16-bit activations
+and weights.
+
+Users write names such as `8a8w`, or ONNX Runtime's, such as `u16u8`; both name one precision, which each lane
+spells in its own way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Call the runner that stages start: ours, or ExecuTorch's own with its own flags. Imports nothing heavy."""
+"""Find and call the runner that stages start: ours, or ExecuTorch's own, each with its own flags. Imports
+nothing heavy.
+
+A `Runner` writes its list of inputs and its command line; `ready_runner` finds it, or has it built."""
 
 from __future__ import annotations
 

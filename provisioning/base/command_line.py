@@ -1,4 +1,8 @@
-"""The frame of every command line: verbs are loaded late, and each one's words are parsed."""
+"""The frame of every command line: `main` finds the verb, imports only its module, parses its words and runs
+it.
+
+A verb is a module, or an object in one, with EXAMPLES, `configure` and `run`. It may check its words, and
+choose its environment, before any package is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Commands: those that we run for their output, and those that we print for the user to paste."""
+"""Commands: those that we run for their output (`capture`), and those that we print for the user to paste.
+
+A `Fix` is text with commands in it as values, so that each can be spelled as the user started us, and
+changed. `session` makes a command of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Writing files atomically, hashing them, keeping processes apart; and errors of disks with their fixes."""
+"""Work with files so that nothing is left half done: write them atomically, hash them, keep processes apart.
+
+`replacing` and `replace_text` never leave half a file; `mutex` is held by one process at a time;
+`disk_errors` turns a full disk or a read-only folder into an error with its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Findings of checks, and the report file that every stage writes."""
+"""Findings of checks, and the report file that every stage writes.
+
+A `Finding` has a rule, a severity, a subject, a message and a fix. A `Report` has the findings of one stage,
+its figures and its files; console, page, JUnit and SARIF are made of it. Its JSON Schema is generated from
+these classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A stage at work collects findings, and ends with a report and an exit code."""
+"""A stage at work: `StageRun` collects its findings and figures, and ends with a report and an exit code.
+
+An error in the middle is put into the report, too (`StageRun.reported`)."""
 
 from __future__ import annotations
 

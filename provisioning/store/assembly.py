@@ -1,4 +1,6 @@
-"""Make one tree: fetch its parts, unpack them into staging, compose them."""
+"""Make one tree of a store: fetch its parts, unpack them into a staging folder, and compose them.
+
+Only a whole tree is moved to its place; until then nobody sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Builds and exports a case's model once, for the programs that are made of it."""
+"""Build and export a case's model once, for all programs that are made of it.
+
+`ExportedCase` is the model with its samples and float outputs; `ChipModel` is the same for one run and chip.
+Errors say which step failed, with the line of the model."""
 
 from __future__ import annotations
 

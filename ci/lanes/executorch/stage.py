@@ -1,4 +1,7 @@
-"""The stages `test_lowering` and `test_emulator` work on programs here, and report on them."""
+"""What the stages `test_lowering` and `test_emulator` think of PyTorch programs: findings, figures and a row
+of each.
+
+The functions here are parts of the lane's record (`lane.py`); the work itself is in `steps`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""The steps that compile, quantize, rewrite and run programs are cached by everything that decides their
-results."""
+"""The steps of this lane: each compiles, quantizes, rewrites or runs programs in a worker process, and its
+results are cached by everything that decides them.
+
+`plan_of` makes the plan that all steps of a run share, `worker_step` a step of it. What a stage thinks of the
+results is in `stage`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""The suite of this lane says which models are lowered, how, for which chips, and what is expected of
-them."""
+"""The suite of this lane: which models are lowered, how they are quantized, for which chips, and what is
+expected of them.
+
+`ExecutorchCase` and `ExecutorchRun` are what a user writes in a suite file; `ExecutorchProgram` is one
+program of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Cut a part out of an exported model, and write the script that quantizes and lowers it."""
+"""Write a report for upstream: the smallest part of an exported model that shows a fault of the compiler, as
+a script that quantizes and lowers it. `compile --report-upstream` asks for it."""
 
 from __future__ import annotations
 

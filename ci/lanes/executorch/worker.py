@@ -1,4 +1,8 @@
-"""The processes here lower models: one imports torch and executorch; its forks export, compile and search."""
+"""The functions of the processes that lower PyTorch models: one process imports torch and executorch, and its
+forks do the tasks.
+
+`prepare` makes the imports; `export` builds a case's model; each other task is made by `model_task` of a
+function that gets the exported model. Only these processes import this module."""
 
 from __future__ import annotations
 

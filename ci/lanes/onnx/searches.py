@@ -1,4 +1,7 @@
-"""The worker searches here: it has a program's model as a Graph, and runs parts of it on the emulator."""
+"""The worker's side of the searches: it has a program's model as a Graph, and compiles and runs parts of it
+on the emulator.
+
+`explain.py` asks for these functions through cached steps."""
 
 from __future__ import annotations
 
