@@ -34,6 +34,8 @@ class HubRuntime:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
+    service: str
+    """The address of the service that has these."""
     devices: tuple[HubDevice, ...]
     runtimes: tuple[HubRuntime, ...]
 

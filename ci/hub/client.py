@@ -57,8 +57,8 @@ class HubRefusal(Exception):
         self.kind = kind
 
 
-def connect() -> Any:
-    """Return the client. The client's own file may have another address than the service's."""
+def connect() -> tuple[Any, str]:
+    """Return the client and the address of its service, which the client's own file may change."""
     global secret
     token = os.environ.get(TOKEN, "")
     if Path(get_config_path()).is_file():
@@ -69,7 +69,7 @@ def connect() -> Any:
     else:
         raise HubRefusal(AUTHENTICATION, "there is no token")
     secret = config.api_token
-    return hub.Client(config=config)
+    return hub.Client(config=config), config.api_url
 
 
 def status_of(error: BaseException | None) -> int:
@@ -90,7 +90,7 @@ def describe_error(error: Exception) -> dict[str, str]:
     return {"kind": kind, "message": words or type(error).__name__}
 
 
-def listing(client: Any) -> dict[str, object]:
+def listing(client: Any, service: str) -> dict[str, object]:
     devices = [
         {"name": row.name, "os": row.os, "attributes": list(row.attributes)} for row in client.get_devices()
     ]
@@ -98,7 +98,7 @@ def listing(client: Any) -> dict[str, object]:
         {"name": row.name, "api_version": row.api_version, "full_version": row.full_version}
         for row in client.get_frameworks()
     ]
-    return {"devices": devices, "runtimes": versions}
+    return {"service": service, "devices": devices, "runtimes": versions}
 
 
 class Remembered:
@@ -291,9 +291,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     order = json.load(sys.stdin)
     try:
-        client = connect()
+        client, service = connect()
         if order["do"] == "list":
-            emit(listing=listing(client))
+            emit(listing=listing(client, service))
         else:
             JobQueue(client, order).run()
     except Exception as error:

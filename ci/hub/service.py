@@ -93,6 +93,8 @@ class HubOptions:
 @dataclass(frozen=True, slots=True)
 class _Planned:
     job: ContextJob
+    service: str
+    """The address of the service."""
     device: HubDevice
     runtime: HubRuntime
     context: str
@@ -105,6 +107,7 @@ class _Planned:
         return {
             "context": self.context,
             "samples": self.data,
+            "service": self.service,
             "device": [self.device.name, self.device.os],
             "runtime": self.runtime.full_version or self.runtime.api_version,
             "outputs": [to_json(row) for row in self.job.outputs],
@@ -163,7 +166,14 @@ def _plan(job: ContextJob, listing: Listing) -> _Planned:
     device = choose_device(job, listing.devices)
     samples = [",".join(map(hash_file, sample)) for sample in job.samples]
     data = digest_of({"inputs": [to_json(row) for row in job.inputs], "samples": [*samples]})
-    return _Planned(job, device, choose_runtime(job, listing.runtimes), hash_file(job.context), data)
+    return _Planned(
+        job=job,
+        service=listing.service,
+        device=device,
+        runtime=choose_runtime(job, listing.runtimes),
+        context=hash_file(job.context),
+        data=data,
+    )
 
 
 def _require_agreement(missing: Sequence[_Planned], options: HubOptions) -> None:
@@ -218,8 +228,8 @@ def _order(row: _Planned, folder: Path, into: Path) -> dict[str, Any]:
     return {
         "program": job.program,
         "context": str(job.context),
-        "model_key": f"models/{row.context}",
-        "data_key": f"data/{row.data}",
+        "model_key": f"models/{_known_as(row, row.context)}",
+        "data_key": f"data/{_known_as(row, row.data)}",
         "job_key": f"jobs/{digest_of(row.key)}",
         "inputs": [to_json(tensor) for tensor in job.inputs],
         "outputs": [to_json(tensor) for tensor in job.outputs],
@@ -231,6 +241,11 @@ def _order(row: _Planned, folder: Path, into: Path) -> dict[str, Any]:
         "into": str(folder),
         "logs": str((into / "logs" / job.program).absolute()),
     }
+
+
+def _known_as(row: _Planned, content: str) -> str:
+    """Return the name of an upload in our notes: each service gives ids of its own."""
+    return digest_of({"service": row.service, "content": content})
 
 
 def _ran(row: _Planned, folder: Path, profile: Mapping[str, Any]) -> ContextRun:

@@ -85,6 +85,17 @@ def test_a_context_is_uploaded_once_and_a_result_is_kept(hub: StandIn) -> None:
     assert hub.requests("POST datasets") == 1
 
 
+def test_another_service_is_asked_anew(hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome_of(hub)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with stand_in(folder, play_in(hub.folder)) as other:
+        for name, value in other.environ.items():
+            monkeypatch.setenv(name, value)
+        outcome_of(hub)
+        assert [other.requests(f"POST {kind}") for kind in ("models", "datasets", "jobs")] == [1, 1, 1]
+
+
 @pytest.mark.whole
 def test_nothing_is_uploaded_without_agreement(hub: StandIn) -> None:
     with pytest.raises(ToolkitError) as error:
