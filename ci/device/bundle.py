@@ -74,7 +74,8 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     """Write the bundle, unless a check finds an error."""
     target = selection.target
     if target not in TARGETS:
-        raise UsageError(f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {target}")
+        message = f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {target}"
+        raise UsageError(message, fix=f"add --target {ANDROID}")
     soc = soc_named(selection.soc)
     if target == WINDOWS:  # the folder that an application with ONNX Runtime ships
         _refuse_runner(options, f"{WINDOWS}, where the application itself is the runner")

@@ -17,6 +17,7 @@ from ci.artifacts.compiled_onnx import CompiledModel, read_dlc, read_model
 from ci.artifacts.program import DLC_MARK, CompiledProgram, ContextStrings, DelegateOptions, first_bytes
 from ci.artifacts.program import read as read_program
 from ci.artifacts.records import require_recorded
+from ci.models.not_models import refuse_no_program
 from provisioning import elf, qnn_libraries
 from provisioning.base.commands import Fix, join_fixes, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -96,6 +97,16 @@ class Model:
 def read_models(paths: Sequence[Path]) -> list[Model]:
     _names_differ("models", paths)
     for path in paths:
+        refuse_no_program(path, path)
+        if path.suffix == ".onnx":
+            raise UsageError(
+                f"{path}: ONNX Runtime runs this model, and only bundles for {WINDOWS} are for it",
+                fix=Fix(
+                    "compile it with ExecuTorch: {}; or {}, where an application has ONNX Runtime",
+                    ("compile", "net.py:FUNCTION", "-o", "out"),
+                    ("bundle", str(path), "--target", WINDOWS),
+                ),
+            )
         require_recorded(path)
     return [Model(path, read_program(path)) for path in paths]
 

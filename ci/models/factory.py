@@ -72,6 +72,8 @@ QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.
 
 CALIBRATION_SEED = 1000
 """Samples from this number on are for calibration. Compared samples are numbered from 0."""
+DRAWS = 64
+"""A model that draws random numbers runs so often with the same inputs, before its outputs count as equal."""
 
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
@@ -613,8 +615,12 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], place: st
             "give samples that it runs with (--calibrate DIR), or a function of a torch.Generator that draws"
             " them",
         ) from error
-    again = infer(model, samples[0])
-    if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
+    before = torch.get_rng_state()
+    repeated = [infer(model, samples[0])]
+    if not before.equal(torch.get_rng_state()):
+        # What was drawn may be equal by chance, where there are few values.
+        repeated += [infer(model, samples[0]) for _ in range(DRAWS)]
+    if not all(_near_each(outputs[0], again) for again in repeated):
         if drawing := _drawing(model, samples[0]):
             raise draws_numbers(*drawing)
         raise BadFactory(
@@ -622,6 +628,10 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], place: st
             "make the state an input and an output",
         )
     return outputs
+
+
+def _near_each(first: Sequence[Tensor], again: Sequence[Tensor]) -> bool:
+    return len(first) == len(again) and all(map(_near, first, again))
 
 
 def _first_outputs(model: nn.Module, sample: tuple[Tensor, ...], place: str) -> list[Tensor]:

@@ -188,8 +188,7 @@ def refusal(text: str, folder: Path) -> UsageError:
             return UnknownName(expected, text, functions)
         if functions:
             return UsageError(expected, fix=f"say which function: {', '.join(functions)}")
-        classes = CLASS.findall(path.read_text("utf-8", "replace")) if path.suffix == ".py" else []
-        return UsageError(expected, fix=_function_for(classes[-1], text) if classes else EXPORT)
+        return UsageError(expected, fix=what_to_write(path, text) if path.suffix == ".py" else EXPORT)
     if (member := MEMBER.fullmatch(text)) and (folder / member["file"]).is_file():
         return _member_refusal(text, member, folder)
     if names := _names_like(text, folder):
@@ -215,6 +214,15 @@ def _member_refusal(text: str, member: re.Match[str], folder: Path) -> UsageErro
 def _function_for(owner: str, file: str, name: str = "net") -> str:
     """Return what to write for a class that nothing in the file makes a model of."""
     return f"write `def {name}(): return {owner}(), (x,)`, x being its input, and name {file}:{name}"
+
+
+def what_to_write(path: Path, text: str) -> str:
+    """Return what to write into a Python file without a function."""
+    if classes := CLASS.findall(path.read_text("utf-8", "replace")):
+        return _function_for(classes[-1], text)
+    return (
+        f"write a function into it, `def net(): return model, (x,)`, x being its input, and name {text}:net"
+    )
 
 
 def _may_be_of_hub(text: str, path: Path) -> bool:

@@ -16,7 +16,7 @@ from traceback import walk_tb
 from types import ModuleType
 
 from ci.artifacts.torch_files import fix_for_torch_file, torch_kind_of
-from ci.models.not_models import ADDRESS, EXPORT, FUNCTION, MODEL_HELP, refusal
+from ci.models.not_models import ADDRESS, EXPORT, FUNCTION, MODEL_HELP, refusal, what_to_write
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
 from provisioning.base.guard import OWN_PACKAGES
 from provisioning.base.settings import ROOT
@@ -97,7 +97,10 @@ def user_model(text: str, folder: Path) -> UserModel:
         code = _source_of(path, text)
         if not re.search(rf"\b{function}\b|import \*", code):
             functions = FUNCTION.findall(code)
-            raise UnknownName(f"{text}: nothing in {head} is called {function}", function, functions)
+            message = f"{text}: nothing in {head} is called {function}"
+            if not functions:
+                raise UsageError(message, fix=what_to_write(path, head))
+            raise UnknownName(message, function, functions)
         search_path, module = _imported_as(path, code)
         if module in sys.stdlib_module_names:
             message = f"{text}: Python has a module of its own that is called {module}, and imports that one"

@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
+from urllib.parse import unquote
 
 from ci.models.package_needs import Needs, texts_of
 from ci.work import LOCKED
 from provisioning import pip_settings
-from provisioning.base.commands import capture
+from provisioning.base.commands import capture, quote_command
 from provisioning.base.errors import (
     EnvironmentLacking,
     IntegrityError,
@@ -42,6 +43,8 @@ LOCKED_ALWAYS = ("torch", "executorch")
 """These packages stay as they are locked, whatever versions a discovered project pins."""
 
 ABSENT = re.compile(r"\b(\S+) was not found in the (?:package registry|provided package locations)")
+
+FAILED_BUILD = re.compile(r"Failed to build `([^`]+)`")
 
 WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
 """These packages must come from the same build as torch, which is for the CPU."""
@@ -130,15 +133,14 @@ def _compile_requirements(
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
     if needs.editable:
         # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
-        command += ["--refresh"]
+        command += _refresh_flags()
     process = run_uv([*command, *more], home, {} if os.environ.get(STRATEGY) else {STRATEGY: strategy})
     if process.returncode == 0:
         return output.read_text(encoding="utf-8")
+    _require_network(needs, process.stderr)
+    _require_build(needs, process.stderr)
     answer = " ".join(process.stderr.replace("╰─▶", "").replace("×", "").split())
     origin = needs.origin
-    if NO_NETWORK.search(answer):
-        message = f"the packages of {origin} need the package index, which cannot be reached"
-        raise UpstreamError(message, fix="type it again with a network: they are then kept")
     if "No solution found" in answer or "unsatisfiable" in answer:
         if absent := ABSENT.search(answer):
             place, fix = "the package index has", "correct its name"
@@ -192,7 +194,7 @@ def install_entries(entries: Sequence[Entry], needs: Needs, home: Path) -> None:
         _check_install(needs, run_uv([*into, *builds, "-r", "install.txt"], home))
     for project in needs.editable:
         # uv builds it again only where one of few files has changed, unless it is told to.
-        _check_install(needs, run_uv([*into, "--refresh", "--editable", str(project)], home))
+        _check_install(needs, run_uv([*into, *_refresh_flags(), "--editable", str(project)], home))
     # Added last, because uv must not know of the locked packages.
     (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
 
@@ -202,6 +204,37 @@ def _check_install(needs: Needs, process: CompletedProcess[str]) -> None:
     if "hash mismatch" in errors.lower():
         raise IntegrityError(f"{needs.origin}: {errors}", fix="find out who changed the package")
     if process.returncode:
+        _require_network(needs, process.stderr)
+        _require_build(needs, process.stderr)
         message = f"the packages of {needs.origin} could not be installed: {errors}"
         fix = "check the package index that pip or uv is set to, and the project's build"
         raise UpstreamError(message, fix=fix)
+
+
+def _refresh_flags() -> list[str]:
+    """Return the flag for uv to look at a project anew, which it refuses where it may use no network."""
+    return [] if os.environ.get("UV_OFFLINE") else ["--refresh"]
+
+
+def _require_network(needs: Needs, errors: str) -> None:
+    """Raise UpstreamError if uv's errors say that the package index cannot be reached."""
+    if NO_NETWORK.search(errors):
+        message = f"the packages of {needs.origin} need the package index, which cannot be reached"
+        raise UpstreamError(message, fix="type it again with a network: they are then kept")
+
+
+def _require_build(needs: Needs, errors: str) -> None:
+    """Raise EnvironmentLacking if uv's errors say that a package could not be built."""
+    if failed := FAILED_BUILD.search(errors):
+        package, _, address = failed[1].partition(" @ file://")
+        of_whom = "" if unquote(address) == needs.origin else f", for {needs.origin},"
+        message = f"the build of {package}{of_whom} failed: {_last_words(errors)}"
+        build = quote_command("python", "-m", "pip", "wheel", "--no-deps", unquote(address) or package)
+        raise EnvironmentLacking(message, fix=f"this shows its whole output: {build}")
+
+
+def _last_words(errors: str) -> str:
+    """Return the last line that a package's build wrote, which uv quotes before its own hints."""
+    own = re.split(r"^\s*hint: ", errors, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line.strip(" │├╰─▶×") for line in own.splitlines()]
+    return [line for line in lines if line][-1].removeprefix("cause: ")

@@ -70,6 +70,12 @@ class Draws(nn.Module):
     def forward(self, x):
         return x + torch.rand_like(x)
 
+class Drops(nn.Module):
+    def forward(self, x):
+        # Two runs are equal as often as not.
+        return nn.functional.dropout(x[:1], 0.5, training=True)
+
+def drops(): return Drops().eval(), (torch.ones(2),)
 def good(): return Good().eval(), inputs
 def fixed(): return Good().eval(), (torch.arange(4.0), torch.tensor([3, 9]))
 class Tables(nn.Module):
@@ -262,7 +268,7 @@ def test_a_model_that_keeps_state_is_refused_with_the_line(folder: Path) -> None
         infer(make("qnn_ci_net:keeps", {}, folder).model, (torch.ones(4),))
 
 
-@pytest.mark.parametrize("name", ["counts", "remembers", "draws"])
+@pytest.mark.parametrize("name", ["counts", "remembers", "draws", "drops"])
 def test_a_model_whose_outputs_differ_for_the_same_inputs_is_refused(folder: Path, name: str) -> None:
     loaded = make(f"qnn_ci_net:{name}", {}, folder)
     with pytest.raises(BadFactory):

@@ -28,7 +28,7 @@ from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from ci.work.processes import Home
 from provisioning.base.commands import Fix
-from provisioning.base.errors import IntegrityError, UsageError
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
 from provisioning.base.settings import Selection
 from tests.support.importing_worker import ImportRequest
 from tests.support.lowering_suites import run
@@ -37,6 +37,15 @@ from tests.support.toy_lane import ToyCase, ToyPlan, ToyProgram, ToyRun
 from tests.support.wheels import SRC_PROJECT, make_wheel
 
 WORKER = "tests.support.importing_worker"
+SETUPTOOLS_PROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "mynet"
+version = "1.0"
+"""
 PROJECT = {
     "pyproject.toml": SRC_PROJECT,
     "src/mynet/__init__.py": """\
@@ -218,6 +227,15 @@ def test_a_package_whose_address_is_named_is_held_to_no_index(tmp_path: Path, st
 def test_a_path_whose_changes_nobody_would_see_is_refused(tmp_path: Path, store: Path, line: str) -> None:
     with pytest.raises(UsageError):
         install_packages(requirements(tmp_path, f"einops\n{line}\n"), store)
+
+
+def test_a_build_that_fails_is_told_by_its_own_last_line(tmp_path: Path, store: Path) -> None:
+    project = tmp_path / "project"
+    write(project, {"pyproject.toml": SETUPTOOLS_PROJECT, "setup.py": "raise RuntimeError('no Fortran')\n"})
+    with pytest.raises(EnvironmentLacking) as error:
+        install_packages(Needs(project=project), store)
+    assert error.value.message.endswith("RuntimeError: no Fortran")
+    assert error.value.fix.endswith(str(project))
 
 
 @pytest.mark.whole

@@ -217,15 +217,20 @@ def test_a_program_that_is_not_what_its_record_says_makes_no_bundle(maker: Maker
 def test_what_cannot_be_bundled_is_refused_before_anything_is_written(maker: Maker) -> None:
     (twin := maker.root / "elsewhere" / "model.pte").parent.mkdir()
     shutil.copy(maker.model(), twin)
+    for name in ("net.onnx", "net.py"):
+        twin.with_name(name).touch()
     for flags, words in (
+        ((twin.with_name("net.onnx"),), "--target aarch64-windows"),
+        ((twin.with_name("net.py"),), r"compile .*net\.py:FUNCTION"),
         ((maker.model(), twin), r"model\.pte"),
         (("--runner", "../lib/libqnn_executorch_backend.so"), "qnn_executor_runner"),
         (("--file", maker.root / "nowhere"), "nowhere"),
         (("--root", maker.model()), "--lpai"),
         (("--lpai", "--root", maker.root / "nowhere"), "nowhere"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError) as refusal:
             maker.make(*flags)
+        assert re.search(words, f"{refusal.value} {refusal.value.fix}")
     with pytest.raises(UsageError, match="x86_64-linux"):
         maker.make(maker.model(), target="x86_64-linux")
     (maker.sdk / SDK_FOLDER / "libQnnHtpV75Stub.so").unlink()

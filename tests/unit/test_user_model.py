@@ -169,6 +169,15 @@ def test_a_file_without_its_function_is_told_which_it_has(strangers: Path, text:
     assert "net.py:net" in caught.value.fix and "net.py:other" in caught.value.fix
 
 
+def test_a_file_without_a_function_is_told_what_to_write(tmp_path: Path) -> None:
+    for source, written in (("import sys\n", "return model"), ("class Net(Module): ...\n", "return Net()")):
+        (tmp_path / "bare.py").write_text(source)
+        for text in ("bare.py", "bare.py:net"):
+            with pytest.raises(UsageError) as caught:
+                user_model(text, tmp_path)
+            assert written in caught.value.fix and caught.value.fix.endswith("name bare.py:net")
+
+
 def test_several_precisions_in_one_word_are_a_flag_each() -> None:
     for read in (scheme_named, precision_named):
         with pytest.raises(UsageError) as caught:
