@@ -161,6 +161,12 @@ def add_suspects(cause: Cause, suspects: Sequence[SuspectedFault]) -> Cause:
     return replace(cause, suspected=suspects) if cause.goes_on and not cause.nodes else cause
 
 
+def suspected_cause(suspects: Sequence[SuspectedFault]) -> Cause:
+    """Return the cause if the outputs are right once what has these known faults is rewritten."""
+    faults = " or ".join(dict.fromkeys(fault.message for fault in suspects))
+    return Cause(f"the cause is a known fault, since the outputs are right without it: {faults}")
+
+
 def step_cause(broken: BrokenStep, outcome: Outcome) -> Cause:
     nodes, lines = (broken.node,), tuple(filter(None, (broken.source, *broken.around)))
     fault = None

@@ -18,8 +18,8 @@ from ci.suite.accuracy import Pair, Unusable, least_sqnr_db
 from ci.suite.figures import CLEARLY_DB
 from provisioning.base.units import EXACT_DB
 
-RUINED_DB = 1.0
-"""A value with a lower SQNR is ruined: zeros in its place have 0 dB."""
+RUINED_DB = 4.0
+"""A value with a lower SQNR is ruined: zeros in its place have 0 dB, zeros in half of it 3 dB."""
 LEAST_HALF = 2.0**-14
 """The smallest number that fp16 holds with all its digits."""
 FEW_STEPS = 16 * 2.0**-24

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ci.explain.cause import SECONDS, Cause, cause_of, step_cause
+from ci.explain.cause import SECONDS, Cause, cause_of, step_cause, suspected_cause
 from ci.explain.lane import AnyModelLane
 from ci.explain.replay import BrokenStep
 from ci.explain.trials import LONGEST, Proofs, try_fixes
@@ -17,7 +17,7 @@ from ci.one_model.product import CompilerDied, History, NoGraph, Outcome, Produc
 from ci.suite.lane_head import DIVERGENCE, REPAIR
 from ci.suite.programs import Program
 from ci.work import read
-from provisioning.base.commands import Fix, join_fixes
+from provisioning.base.commands import Command, Fix, join_fixes
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.parser import Parser
 from provisioning.base.units import readable
@@ -44,6 +44,7 @@ def explain_products(
             searchable = error.exit_code == CheckFailed.exit_code and not isinstance(error, NoGraph)
             if searchable and len(programs) == 1:
                 _explain_death(lane, model, program, error, history, search_ends)
+            error.fix = _name_model(error.fix, model, program.soc)
             raise error
     if not _searches(model, history):
         return products
@@ -120,10 +121,21 @@ def explain_outcome(
     cause = cause_of(lane, model, program, outcome, search_seconds, suspects) if budget > 0 else None
     if not (outcome.wrong or outcome.error):
         return outcome, cause
-    proofs = _tried_fixes(lane, model, program, outcome, cause, until)
+    suspecting = _add_unnamed(cause, suspects)
+    proofs = _tried_fixes(lane, model, program, outcome, suspecting, until)
+    if suspecting is not cause and proofs.is_repaired:
+        cause = suspected_cause(suspects)
     _report_upstream(lane, model, program, cause)
     explained = _explained_death if outcome.error else _explained_wrong
     return explained(outcome, cause, proofs), cause
+
+
+def _add_unnamed(cause: Cause | None, suspects: Sequence[SuspectedFault]) -> Cause | None:
+    """Add the known faults of other operators to a cause that has none: what reads a wrong value may seem to
+    err by itself, and what restores the outputs is the cause."""
+    if cause is None or not cause.nodes or cause.suspected or cause.in_compiler or not suspects:
+        return cause
+    return replace(cause, suspected=suspects)
 
 
 def _report_upstream(lane: AnyModelLane, model: OneModel, program: Program, cause: Cause | None) -> None:
@@ -150,8 +162,16 @@ def _name_model(fix: str, model: OneModel, soc: str) -> str:
     """Return the fix, with the model in place of the word that stands for it."""
     if not isinstance(fix, Fix):
         return fix
-    (repair,) = model.command("repair", soc, "-o", "repaired").commands
-    return fix.map_commands(lambda command: repair if command[:2] == ("repair", "MODEL") else command)
+
+    def name_model(command: Command) -> Command:
+        match [*command]:
+            case ["repair", "MODEL", *_]:
+                return model.command("repair", soc, "-o", "repaired").commands[0]
+            case ["compile", "MODEL", *flags]:
+                return "compile", model.typed, *flags, "-o", "out"
+        return command
+
+    return fix.map_commands(name_model)
 
 
 def _explained_death(outcome: Outcome, cause: Cause | None, proofs: Proofs) -> Outcome:

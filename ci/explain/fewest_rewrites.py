@@ -14,6 +14,7 @@ from ci.explain.rewriting import Rewritten, RewrittenPlace
 from ci.one_model.model import OneModel
 from ci.one_model.product import Outcome
 from ci.one_model.smallest_part import smallest
+from provisioning.base.errors import ToolkitError
 
 Rules = tuple[tuple[str, ...], ...]
 """A choice of rewrites. Each is named by the rules of known faults that ask for it."""
@@ -88,13 +89,20 @@ class _RewriteTrials:
         return best
 
     def find_fewest(self, choice: Rules) -> Rules:
-        """Return a part of the choice that is as good, from which nothing can be left out."""
-        outcome = self.outcome(choice)
+        """Return a part of the choice that is as good, from which nothing can be left out. If an error ends
+        the trials, as the end of their time does, it is the smallest part that was proved."""
+        outcome, proved = self.outcome(choice), choice
 
         def first_as_good(parts: Iterable[Rules]) -> Rules | None:
-            return next((part for part in parts if not outcome.improves_on(self.outcome(part))), None)
+            nonlocal proved
+            part = next((part for part in parts if not outcome.improves_on(self.outcome(part))), None)
+            proved = part or proved
+            return part
 
-        return smallest(choice, first_as_good)
+        try:
+            return smallest(choice, first_as_good)
+        except ToolkitError:
+            return proved
 
 
 def fewest_of(lane: AnyModelLane, model: OneModel, only: tuple[str, ...] | None, before: Outcome) -> Repair:

@@ -70,6 +70,10 @@ class Graph(ABC):
         """Return the dimension along which the node's operator works; None if it works on all values at
         once."""
 
+    def number(self, name: str) -> float | None:
+        """Return the number that the node's operator compares its operand with; None if it has none."""
+        return None
+
     def traits(self, name: str) -> dict[str, Traits]:
         """Return the traits by which known faults are recognized."""
         return {}
@@ -105,6 +109,11 @@ class Graph(ABC):
     @abstractmethod
     def values_at(self, names: Sequence[str]) -> Arrays:
         """Return the values of these nodes, which may give numbers of any type."""
+
+    def own_values(self, names: Sequence[str], chosen: Arrays) -> Arrays | None:
+        """Return what these nodes compute themselves if readers get the values in `chosen` instead of what
+        its nodes compute; None if the graph cannot tell."""
+        return None
 
     @abstractmethod
     def errors_of(self, quantized: Any) -> dict[str, Array]:

@@ -99,6 +99,10 @@ class TorchGraph(Graph):
                 return dim if isinstance(dim, int) else None
         return None
 
+    def number(self, name: str) -> float | None:
+        numbers = [row for row in self.nodes_by_name[name].args if isinstance(row, int | float)]
+        return float(numbers[0]) if numbers else None
+
     def traits(self, name: str) -> dict[str, Traits]:
         maker = maker_of(self.nodes_by_name[name])
         around = [self.nodes_by_name[near] for near in self._makers(self.nodes[maker.name].reads)]
@@ -150,7 +154,7 @@ class TorchGraph(Graph):
         results = list(output.all_input_nodes)
         for end in (nodes[self.end_of(name)] for name in names):
             with module.graph.inserting_after(end):
-                results.append(module.graph.call_function(torch.ops.aten.clone.default, (end,)))
+                results.append(_shown(end))
         output.args = (tuple(results),)
         return self._graph_of(module)
 
@@ -179,9 +183,12 @@ class TorchGraph(Graph):
         return {name: tensor.detach().numpy() for name, tensor in outputs.items()}
 
     def values_at(self, names: Sequence[str]) -> Arrays:
+        return self.own_values(names, NOTHING)
+
+    def own_values(self, names: Sequence[str], chosen: Arrays) -> Arrays:
         arrays: dict[str, list[Array]] = {name: [] for name in names}
-        for sample in self.samples:
-            values = values_of(self.module, sample)
+        for number, sample in enumerate(self.samples):
+            values = values_of(self.module, sample, self._tensors(chosen, number))
             for name in names:
                 value = values[self.nodes_by_name[name]]
                 # NumPy has no bfloat16.
@@ -255,6 +262,14 @@ def _node_of(node: FxNode) -> Node:
         node.target is torch.ops.aten.cat.default,
         result if isinstance(result, int) else None,
     )
+
+
+def _shown(node: FxNode) -> FxNode:
+    """Return a new node that copies this one, to be an output."""
+    if node.meta["val"].dtype == torch.int64:
+        # QNN computes indices of 32 bits, and writes them so into a copy of 64.
+        return node.graph.call_function(torch.ops.aten.to.dtype, (node, torch.int32))
+    return node.graph.call_function(torch.ops.aten.clone.default, (node,))
 
 
 def _behind_observers(node: FxNode) -> FxNode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,19 +54,24 @@ class Replaced(Passing):
 
 
 class ValueRecorder(Passing):
-    def __init__(self, module: GraphModule) -> None:
+    """It keeps what each node computes. Nodes in `tensors` have these values for all that reads them."""
+
+    def __init__(self, module: GraphModule, tensors: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         super().__init__(module)
+        self.tensors = tensors
         self.values: dict[Node, Any] = {}
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         # Weights are not changed.
         self.values[n] = value if n.op == "get_attr" else copy_of(value)
-        return value
+        return self.tensors[n.name].clone() if n.name in self.tensors else value
 
 
-def values_of(module: GraphModule, sample: Sequence[Tensor]) -> dict[Node, Any]:
-    recorder = ValueRecorder(module)
+def values_of(
+    module: GraphModule, sample: Sequence[Tensor], tensors: Mapping[str, Tensor] = MappingProxyType({})
+) -> dict[Node, Any]:
+    recorder = ValueRecorder(module, tensors)
     recorder.of(tuple(sample))
     return recorder.values
 

@@ -77,16 +77,23 @@ class Proofs:
         return sorted([*self.repairing, *self.nearer], key=lambda words: words not in self.edits)
 
     @property
+    def is_repaired(self) -> bool:
+        """Whether rewrites of the model make its program green."""
+        commands = [words.commands for words in self.repairing if isinstance(words, Fix)]
+        return any(command[0] == "repair" for row in commands for command in row)
+
+    @property
     def edit(self) -> Edit | None:
         """It is the first fix that helps, if that is an edit."""
         return self.edits.get(next(iter(self.helping), ""))
 
     @property
     def fix(self) -> str:
-        if self.helping or self.late:
-            return join_fixes(self.helping or self.late, "; or ")
-        # What does not help is words: nobody should type it.
-        return f"{NO_FIX}; tried: {'; '.join(self.failures)}" if self.failures else NO_FIX
+        if self.helping:
+            return join_fixes(self.helping, "; or ")
+        # What does not help, or may not, is words: nobody should type it.
+        words = [*self.failures, *self.late]
+        return f"{NO_FIX}; tried: {'; '.join(words)}" if words else NO_FIX
 
     def add(self, candidate: Candidate, after: Outcome, before: Outcome, *, is_late: bool) -> None:
         figure = "it did not end within the time of the search" if is_late else _describe_outcome(after)
@@ -136,10 +143,13 @@ def try_fixes(
     until = start + max(seconds, min(2 * estimate, longest))
     trial = model.for_chip(soc).use(replace(model.options, search=False))
     trial = replace(trial, work=replace(model.work, until=until))
-    proofs = Proofs()
+    proofs, typed = Proofs(), model.command("compile", soc, "-o", "out")
     for candidate in islice(_possible(lane, trial, cause, before), MOST):
         if time.monotonic() > last_begin:
             break
+        if candidate.words == typed:
+            # What was typed is no fix of itself.
+            continue
         sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
         after = candidate.outcome()
         if after is None:
@@ -209,13 +219,15 @@ def _rewrites(
     # One edit alone is the whole rewrite.
     if len(edits) == 1 and (edit := edits.pop()):
         yield Candidate(str(edit), lambda: _outcome_of_edit(lane, model, edit), edit)
+    rules, all_rules = _rules_of(at_cause), _rules_of(places)
+    if cause is not None and cause.in_compiler and before.error and rules != all_rules:
+        # The next place may end the compiler as well. Of what helps, the needless is left out.
+        yield _repair_candidate(lane, model, all_rules, before)
+        return
     folding = model.options.folding_constants()
     if folding and any(place.rewrite == FOLDS for place in at_cause):
         yield _compile_candidate(lane, model.use(folding))
-    rules = _rules_of(at_cause)
     yield _repair_candidate(lane, model, rules, before)
-    all_rules = _rules_of(places)
-    # Where the compiler is at fault, the next place may end it as well.
     if cause is not None and cause.in_compiler and rules != all_rules:
         yield _repair_candidate(lane, model, all_rules, before)
 

@@ -119,6 +119,14 @@ FEW_SAMPLES = 3
 """Only the worst sample is reported if there are fewer samples than this."""
 
 
+def lone_sample(each_db: Sequence[float]) -> int | None:
+    """Return the number of the sample that alone is far below all others; None if there is none."""
+    if len(each_db) < FEW_SAMPLES:
+        return None
+    worst, second = sorted(each_db)[:2]
+    return each_db.index(worst) if second - worst >= CLEARLY_DB else None
+
+
 def samples_in_words(each_db: Sequence[float]) -> str:
     """Describe the samples beside the worst one, which decides: their median, and whether one is far below
     all others."""
@@ -126,11 +134,12 @@ def samples_in_words(each_db: Sequence[float]) -> str:
 
     if len(each_db) < FEW_SAMPLES:
         return ""
-    worst, second = sorted(each_db)[:2]
     words = f"median {format_decibels(median(each_db))}"
-    if second - worst < CLEARLY_DB:
+    number = lone_sample(each_db)
+    if number is None:
         return words
-    number, distance = each_db.index(worst), format_decibels(second - worst)
+    worst, second = sorted(each_db)[:2]
+    distance = format_decibels(second - worst)
     return f"{words}; sample {number} alone is {distance} below the next"
 
 

@@ -158,6 +158,8 @@ class Causes:
     """The operators whose values exceed the range of fp16."""
     choices: str = ""
     """The operators whose indices are outputs."""
+    flips: str = ""
+    """The operators that choose otherwise inside the model, which rounding does not explain."""
     faults: Sequence[str] = ()
     """The faults of the build that its operators can have."""
     place: Place | None = None
@@ -196,7 +198,7 @@ def accuracy_message(
     parts = [add_samples(message, each_db)]
     if chip_differs(misses, figures):
         parts.append("the program computes something else than the quantized model")
-    parts.append(causes.beyond)
+    parts += [causes.beyond, causes.flips]
     return "; ".join([*filter(None, parts), *causes.suspected(misses, figures)])
 
 

@@ -62,6 +62,28 @@ def tie_noise(float_values: Sequence[Array], quantized: Sequence[Array], dim: in
         error = numpy.asarray(abs(floats).max() * HALF_NOISE / 2)
     # Samples are stacked before the first dimension.
     axis = dim + 1 if dim >= 0 else dim
-    differences = floats - floats.mean(axis=axis, keepdims=True)
+    return _noise(floats - floats.mean(axis=axis, keepdims=True), error)
+
+
+Sides = Sequence[tuple["Array", "Array | float"]]
+"""It has both sides of a comparison for each sample."""
+
+
+def comparison_noise(floats: Sides, quantized: Sides = ()) -> float:
+    """How far apart the two sides of a comparison may be, and rounding still decides it. Computed as
+    `tie_noise` does. If the differences of the sides are lost, rounding explains nothing."""
+    import numpy
+
+    differences = numpy.stack([left - right for left, right in floats]).astype(numpy.float64)
+    if len(quantized):
+        error = numpy.stack([left - right for left, right in quantized]) - differences
+    else:
+        sizes = [numpy.abs(numpy.asarray(side)).max() for sides in floats for side in sides]
+        largest = float(max(sizes))
+        error = numpy.asarray(largest * HALF_NOISE / 2)
+    return _noise(differences, error)
+
+
+def _noise(differences: Array, error: Array) -> float:
     kept_db = decibels(float((differences**2).mean()), float((error**2).mean()))
     return 2 * float(abs(error).max()) if kept_db >= WRONG_DB else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,15 +40,20 @@ Inferences = tuple[tuple[TensorFile, ...], ...]
 
 
 def read_pairs(
-    outputs: Path, folder: Path, inferences: Inferences, *, choices: bool = True
+    outputs: Path,
+    folder: Path,
+    inferences: Inferences,
+    *,
+    choices: bool = True,
+    expected: Sequence[Sequence[Array]] | None = None,
 ) -> Iterator[Pair]:
-    """Pair each of the runner's files in `outputs` with the expected array in `folder`. Without `choices`,
-    indices are compared as numbers."""
+    """Pair each of the runner's files in `outputs` with the expected array in `folder`, or with those in
+    `expected`. Without `choices`, indices are compared as numbers."""
     for number, tensors in enumerate(inferences):
         for index, tensor in enumerate(tensors):
             path = outputs / output_file(number, index)
-            truth, found = load_tensor(folder / tensor.file, tensor), load_tensor(path, tensor)
-            choice = tensor.choice
+            truth = expected[number][index] if expected else load_tensor(folder / tensor.file, tensor)
+            found, choice = load_tensor(path, tensor), tensor.choice
             if choices and choice:
                 values = load_tensor(folder / choice.file, choice)
                 yield pair_of_choice(

@@ -28,6 +28,7 @@ from ci.one_model.options import ModelOptions
 from ci.one_model.product import CompilerDied, History, NoGraph, Outcome
 from ci.suite.findings import is_of_chip
 from ci.work import to_json
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Place
 from provisioning.known_faults import NO_FIX, SuspectedFault
@@ -223,6 +224,29 @@ def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at
     assert lane.asked == [None, ("harms",)]
 
 
+@pytest.mark.parametrize("restores", [True, False])
+def test_an_operator_that_is_named_gives_way_to_a_known_fault_whose_rewrite_restores_the_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restores: bool
+) -> None:
+    """What reads half of a value may seem to err by itself."""
+
+    def gives(model: OneModel) -> Outcome:
+        return green(60.0) if restores and "harms" in Path(model.typed).name else RED
+
+    lane = StandInLane(tmp_path, gives=gives)
+    product = Cause("the cause is matmul", ["matmul"], Place("net.py", 8))
+    monkeypatch.setattr("ci.explain.explanation.cause_of", lambda *_: product)
+    program: Any = SimpleNamespace(soc="SM8650")
+    fault, until = SuspectedFault("the norm is too small", "", "harms"), time.monotonic() + 60
+    outcome, cause = explain_outcome(lane.lane, lane.model, program, RED, (fault,), until)
+    (wrong,) = outcome.wrong
+    assert cause and ("matmul" in wrong.message, "norm is too small" in wrong.message) == (
+        not restores,
+        restores,
+    )
+    assert ("--only harms" in wrong.fix and "60.0 dB" in wrong.fix) is restores
+
+
 def test_without_a_place_the_rewrites_of_what_is_suspected_are_tried_alone(tmp_path: Path) -> None:
     fault = SuspectedFault("it is too small", "", "harms")
     cause = Cause("the time is up", suspected=[fault], goes_on="divergence")
@@ -277,7 +301,7 @@ def test_the_figure_of_a_repair_is_that_of_the_fewest_rewrites_that_help_as_the_
     assert "42.6 dB" in first and "--only helps --only harms" in first
 
 
-def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_help(tmp_path: Path) -> None:
+def test_a_trial_gets_the_time_that_is_left_and_one_that_did_not_end_is_no_fix(tmp_path: Path) -> None:
     def gives(model: OneModel) -> Outcome:
         until = model.work.until
         assert until < time.monotonic() + 0.3
@@ -285,8 +309,21 @@ def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_the_fix_may_he
         raise CheckFailed("no result after 0.2 s", fix="")
 
     found, _ = proved(tmp_path, gives, seconds=0.2)
-    assert not (found.helping or found.failures) and NO_FIX not in found.fix
-    assert "--only helps" in found.fix and "did not end" in found.fix
+    assert not (found.helping or found.failures) and not isinstance(found.fix, Fix)
+    assert found.fix.startswith(NO_FIX) and "--only helps" in found.fix
+
+
+def test_rewrites_that_help_together_are_a_fix_although_time_ends_the_search_for_fewer(
+    tmp_path: Path,
+) -> None:
+    def gives(model: OneModel) -> Outcome:
+        if Path(model.typed).name == "helps-harms.pt2":
+            return green(42.6)
+        raise CheckFailed("no result after 0.2 s", fix="")
+
+    found, _ = proved(tmp_path, gives, cause=None)
+    (first, *_) = found.helping
+    assert "42.6 dB" in first and "--only helps --only harms" in first
 
 
 @pytest.mark.parametrize(

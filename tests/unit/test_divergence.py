@@ -412,6 +412,13 @@ def test_what_reads_a_ruined_value_is_not_the_cause() -> None:
     assert first_in(model, lambda name: numpy.full(4, chip[name]), 30.0).node == "cast"
 
 
+def test_what_reads_a_value_whose_half_is_lost_is_not_the_cause() -> None:
+    """Another program loses the other half, and what reads it then seems to err by itself."""
+    model = Toy({"norm": [], "product": ["norm"]}, {"product": lambda x: x * 2})
+    chip = {"norm": numpy.array([0.0, 0.0, 1.0, 1.0]), "product": numpy.full(4, -0.2)}
+    assert first_in(model, chip.__getitem__, 30.0).node == "norm"
+
+
 CRASH, LATE = Failure("crash", "was ended by SIGSEGV"), Failure("timeout", "no result after 30 s")
 
 

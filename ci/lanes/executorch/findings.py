@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, reword_error
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.logs import nearest
+from ci.explain.inner_choices import unexplained_flips
 from ci.explain.losses import BeyondHalf, beyond_in_words
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.orders import (
@@ -310,6 +312,10 @@ def findings_about_run(
             yield from constant_outputs(program, figures, slices, again)
             causes = partial(causes_of, program, record, slices, figures, plan.build_id)
             yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
+            if outside := ran_in(results[RAN]).outside:
+                fix = Fix("calibrate with inputs like it (calibration, samples); then {}", again)
+                subject, place = program.name, outside.line
+                yield Finding("accuracy-range", Severity.WARNING, subject, outside.describe(), fix, place)
 
 
 def findings_of(
@@ -345,6 +351,7 @@ def findings_of(
         return []
     commands = (SUITES.repeat(program, "divergence"), SUITES.repeat(program, "quantize").plus("--where"))
     causes = causes_of(program, compiled, record.slices, figures, build_id)
+    causes = replace(causes, flips=unexplained_flips(record.flips))
     cure = accuracy_fix(misses, figures, *commands, causes=causes)
     fixes = [Fix("{}; then {}", cure, again), accepting(program, misses)]
     message = accuracy_message(misses, figures, causes, record.each_db)

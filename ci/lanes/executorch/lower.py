@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
 from ci.explain.audit import KeptNodes
+from ci.explain.inner_choices import inner_choices
+from ci.explain.torch_graph import TorchGraph
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.export import ChipModel, Failed
 from ci.lanes.executorch.half_range import beyond_half_of
@@ -78,6 +80,7 @@ def write_program(
     (into / PROGRAM).write_bytes(lowered.program)
     graphs = traffic(text_since(lowering.log_begin))
     expected = save_expected(chip_model, computed, into)
+    floats = TorchGraph(chip_model.exported.program(chip_model.sample).module(), ())
     return ChipProgram(
         notes=tuple(chip_model.exported.subject.notes),
         used=chip_model.used,
@@ -86,6 +89,7 @@ def write_program(
         expected=expected.exact,
         reference=expected.reference,
         choices=expected.choosers,
+        chooses_inside=bool(inner_choices(floats)),
         beyond=beyond_half_of(chip_model),
         kept_on_cpu=lowered.kept_on_cpu,
         left=tuple(lowered.cpu_operators),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ci.artifacts.compiler_log import NO_TRAFFIC, Traffic
 from ci.explain.audit import KeptNodes
 from ci.explain.divergence import DivergenceLimits
+from ci.explain.inner_choices import ChoiceFlips
 from ci.explain.losses import BeyondHalf, Loss
 from ci.explain.rewriting import Need
 from ci.models.inputs import InputsUsed
@@ -173,6 +174,8 @@ class ChipProgram(ModelFacts):
     """The quantized model computed these outputs; a float program has none."""
     choices: tuple[OperatorAt, ...] = ()
     """These operators compute indices that are outputs."""
+    chooses_inside: bool = False
+    """Whether operators read indices or masks that others choose."""
     beyond: tuple[BeyondHalf, ...] = ()
     """These operators compute values that leave the range of fp16."""
     kept_on_cpu: KeptNodes | None = None
@@ -223,6 +226,79 @@ class RunRequest(ComparedOutputs):
     qnn: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanProgram:
+    compiled: Folder
+    """This folder holds the program's inputs and the expected outputs."""
+    compared: ComparedFiles
+    outputs: Folder
+    """The program gave these outputs on the emulator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicesOptions(RanProgram):
+    runner: RunnerOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicesRequest(ChoicesOptions):
+    into: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Says how near a program's outputs are to the expected ones."""
+
+    figures: Mapping[str, float]
+    slices: tuple[str, ...] = ()
+    each_db: tuple[float, ...] = ()
+    """Has the SQNR of each sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedChoices:
+    flips: tuple[ChoiceFlips, ...]
+    compared: Compared | None
+    """The program is compared with models that choose as it does; None if rounding does not explain its
+    choices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeOptions(RanProgram):
+    sample: int
+    """This sample alone is far below the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeRequest(RangeOptions):
+    into: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideRange(OperatorAt):
+    """Says where a sample leaves the ranges that were calibrated by most."""
+
+    sample: int
+    value: float
+    low: float
+    high: float
+
+    def describe(self) -> str:
+        calibrated = f"{self.low:.4g} to {self.high:.4g}"
+        return (
+            f"sample {self.sample} is outside the calibrated range: {self.place} reaches {self.value:.4g},"
+            f" and was calibrated for {calibrated}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRange:
+    outside: OutsideRange | None
+    """None if the sample is not worse because it is clipped."""
+    compared: Compared | None
+    """The program is compared on the other samples."""
+
+
 @dataclass(frozen=True, slots=True)
 class EmulatorRun:
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -234,6 +310,11 @@ class EmulatorRun:
     message: str = ""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    flips: tuple[ChoiceFlips, ...] = ()
+    """Says where the program chooses otherwise than the float model. If rounding explains it, the figures are
+    those against models that choose as the program does."""
+    outside: OutsideRange | None = None
+    """Says why one sample is far below the others; the figures are then those of the others."""
 
 
 def compiled_in(result: Result) -> ChipProgram:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ci.explain.inner_choices import ChoiceFlips, unexplained_flips
 from ci.lanes.executorch import PROGRAM, QUANTIZED
 from ci.lanes.executorch.findings import (
     artifact,
@@ -56,6 +57,7 @@ from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.places import Places
 from provisioning.base.rendering import plural
+from provisioning.base.units import format_decibels
 from provisioning.known_faults import NO_FIX, Suggestion, SuspectedFault
 
 
@@ -73,14 +75,18 @@ def product_of(
     suspects = suspected_of(program, facts, emulation.figures, plan.build_id)
     accuracy = _accuracy_of(model, plan, program, facts, emulation, has_suspects=bool(suspects))
     stem = stem_of(model, program)
-    warnings = [*notes_of(facts), *accuracy.warnings]
+    warnings = [*notes_of(facts), *accuracy.warnings, *_outside_range(emulation)]
     record = _record_of(stem, plan, program, compiled, emulation)
     return Product(
         files={
             **_files_of(stem, compiled.folder / PROGRAM, record),
             **_kept_samples(stem, plan, program, compiled, run),
         },
-        words=[_verdict_line(program, facts, emulation), *describe_cpu_operators(facts)],
+        words=[
+            _verdict_line(program, facts, emulation),
+            *describe_choices(emulation.flips),
+            *describe_cpu_operators(facts),
+        ],
         more=_further_words(plan, facts, emulation),
         warnings=warnings,
         outcome=replace(outcome_of(compiled, run), wrong=accuracy.wrong, of_chip=accuracy.of_chip),
@@ -112,6 +118,7 @@ def _accuracy_of(
     """Return what no suite would accept of the figures, and what must be said of them."""
     figures, slices = emulation.figures, emulation.slices
     causes = causes_of(program, facts, slices, figures, plan.build_id)
+    causes = replace(causes, flips=unexplained_flips(emulation.flips))
     if model.options.search:
         # What is likely is said where nothing is measured.
         causes = replace(causes, losses="", faults=())
@@ -269,6 +276,23 @@ def _verdict_line(program: ExecutorchProgram, facts: ChipProgram, emulation: Emu
     elif program.backend != "htp":
         ran = f"not run: the emulator has no {program.backend}"
     return f"{program.soc} {program.run.name}: {ran}; {on_cpu}"
+
+
+def _outside_range(emulation: EmulatorRun) -> Iterator[str]:
+    """Say that one sample is clipped, and is not judged."""
+    if emulation.outside:
+        least = min(emulation.each_db)
+        figure = f"{format_decibels(least)} SQNR, and not judged"
+        fix = "calibrate with inputs like it: --calibration 200, or a folder of them (--calibrate DIR)"
+        yield f"{emulation.outside.describe()}: {figure}; {fix}"
+
+
+def describe_choices(flips: Sequence[ChoiceFlips]) -> Iterator[str]:
+    """Say where the program chooses otherwise than float, if the figures are against a model that chooses as
+    it does."""
+    for row in flips:
+        if row.flipped and not unexplained_flips(flips):
+            yield f"  {row.describe()}: float is compared with the program's choices"
 
 
 def describe_cpu_operators(facts: ChipProgram) -> Iterator[str]:

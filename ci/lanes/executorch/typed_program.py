@@ -115,8 +115,10 @@ def plan_of_model(model: OneModel, name: str, programs: Sequence[ExecutorchProgr
 
 def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> Result:
     if (refused := plan.refused.get(program.name)) is not None:
-        kind = EnvironmentLacking if refused.rule == LIBRARY_MISSING else CheckFailed
-        raise kind(refused.message, fix=refused.fix)
+        if refused.rule == LIBRARY_MISSING:
+            raise EnvironmentLacking(refused.message, fix=refused.fix)
+        # Nothing was compiled, so there is no cause to search for.
+        raise NoGraph(refused.message, fix=refused.fix, exit_code=CheckFailed.exit_code)
     result = compiled[program.name]
     for finding in not_passed([program], compiled):
         sys.stderr.write(f"warning: {finding.message}: {finding.fix}\n")

@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy
 import torch
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
@@ -23,7 +21,6 @@ from executorch.exir import ExecutorchBackendConfig
 
 from ci.explain.crash import CrashRequest
 from ci.explain.divergence import Divergence, DivergenceResult, keep_partial
-from ci.explain.graph import FLOAT_MODEL, QUANTIZED_MODEL
 from ci.explain.losses import ScoreRequest
 from ci.explain.operator_script import OperatorScript, ScriptRequest, proved_script
 from ci.explain.replay import ReplayRequest
@@ -33,86 +30,40 @@ from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_rewriting import RepairedModule
 from ci.explain.upstream_report import ReportRequest
 from ci.lanes.executorch import REWRITTEN, SAMPLES
+from ci.lanes.executorch.calibrated_range import judge_range
 from ci.lanes.executorch.crash_search import find_crash
+from ci.lanes.executorch.emulated_trial import EmulatedTrial, graph_of
 from ci.lanes.executorch.export import ChipModel, error_of
 from ci.lanes.executorch.exporting import export as export
-from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower, lowered_module
+from ci.lanes.executorch.judged_choices import judge_choices
+from ci.lanes.executorch.lower import SEGMENT_ALIGNMENT, lower
 from ci.lanes.executorch.lower_for_chips import lower_for_chips
 from ci.lanes.executorch.orders import (
     ChipsRequest,
+    ChoicesRequest,
     CompileRequest,
     DivergenceRequest,
     QuantizeRequest,
+    RangeRequest,
     RewriteRequest,
     WrapRequest,
 )
-from ci.lanes.executorch.quantization import Patterns, prepared_model, quantize, save_raw
+from ci.lanes.executorch.quantization import quantize
 from ci.lanes.executorch.quantization import score_groups as scores_of
 from ci.lanes.executorch.replay import replay
 from ci.lanes.executorch.upstream_report import report
 from ci.models.factory import is_quantized
-from ci.models.inputs import Array, order_files
+from ci.models.inputs import order_files
 from ci.models.untouched import remember_libraries, users_modules
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in
-from ci.operators.partition_parts import restore_builtins
 from ci.suite.programs import ProgramOrder
-from ci.suite.runner import Runner, call_runner
-from ci.work import NOT_CACHED, Answer, doing, read, reader, reporting, to_json
-from provisioning.base.files import empty_folder
+from ci.suite.runner import Runner
+from ci.work import NOT_CACHED, Answer, read, reader, reporting, to_json
 from provisioning.known_faults import Product
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-
-def graph_of(chip_model: ChipModel) -> TorchGraph:
-    """Return the quantized model, or the float one if nothing is quantized, and the samples that are
-    compared."""
-    if chip_model.run.quantizes:
-        module, _ = prepared_model(chip_model).quantized()
-        return TorchGraph(module, chip_model.compared, QUANTIZED_MODEL)
-    exported = chip_model.exported.program(chip_model.sample)
-    return TorchGraph(exported.module(), chip_model.compared, FLOAT_MODEL)
-
-
-class EmulatedTrial:
-    """Compiles a graph for the run's chip and precision, and runs it."""
-
-    def __init__(self, chip_model: ChipModel, runner: Runner, folder: Path) -> None:
-        self.chip_model, self.runner, self.folder = chip_model, runner, folder
-        files = []
-        for row in save_raw(folder, "input", chip_model.compared):
-            files.append([folder / tensor.file for tensor in row])
-        self.inputs = runner.write_inputs(folder / "inputs.txt", files)
-        self.trials = 0
-
-    def __call__(self, graph: TorchGraph, reference: Sequence[Sequence[Array]]) -> list[list[Array]]:
-        self.trials += 1
-        doing(f"cut {self.trials}")
-        program = self.folder / "cut.pte"
-        program.write_bytes(self._lower(graph))
-        outputs = empty_folder(self.folder / "outputs")
-        command = self.runner.command(program, self.inputs, outputs)
-        if error := call_runner(command, self.folder / "run.log", os.environ):
-            raise RuntimeError(error)
-        rows: list[list[Array]] = []
-        for number, arrays in enumerate(reference):
-            rows.append([])
-            for index, array in enumerate(arrays):
-                output = numpy.fromfile(outputs / f"output_{number}_{index}.raw", array.dtype)
-                rows[-1].append(output.reshape(array.shape))
-        return rows
-
-    def _lower(self, graph: TorchGraph) -> bytes:
-        run = self.chip_model.run
-        on_cpu = Patterns("cpu_nodes", run.cpu_nodes)
-        part = replace(self.chip_model, compared=graph.samples)
-        try:
-            edge = lowered_module(part, graph.module, on_cpu)
-        finally:
-            restore_builtins()
-        return bytes(edge.to_executorch().buffer)
 
 
 def diverge(chip_model: ChipModel, request: DivergenceRequest) -> DivergenceResult:
@@ -213,6 +164,8 @@ compiled_for_chips = model_task(ChipsRequest, lower_for_chips)
 quantized = model_task(QuantizeRequest, quantize)
 scored = model_task(ScoreRequest, scores_of)
 diverged = model_task(DivergenceRequest, diverge)
+choices_judged = model_task(ChoicesRequest, judge_choices)
+range_judged = model_task(RangeRequest, judge_range)
 replayed = model_task(ReplayRequest, replay)
 crash_found = model_task(CrashRequest, find_crash)
 fault_reported = model_task(ReportRequest, report)
