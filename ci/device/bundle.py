@@ -156,9 +156,10 @@ def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     _refuse_runner(options, "a language model, which Genie runs")
     if len(options.models) > 1:
         raise UsageError("a language model is bundled alone", fix="name one folder")
-    _require_phone(selection, "name by QNN_SDK_ROOT an official SDK of the build that compiled the model")
-    sdk, [folder] = _sdk(selection), options.models
+    [folder] = options.models
     items = list(bundle_contents.dialog_items(folder))
+    _require_phone(selection, "name by QNN_SDK_ROOT an official SDK of the build that compiled the model")
+    sdk = _sdk(selection)
     models = bundle_contents.read_models([item.path for item in items if item.kind == "context"])
     items += bundle_contents.qnn_items(sdk, selection.target, soc)
     items += bundle_contents.genie_items(sdk, selection.target, soc)

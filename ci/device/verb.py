@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.models.not_models import refuse_no_program
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.flags import add_purpose, add_valued, duration, repeatable, switch
@@ -87,6 +88,12 @@ def is_program(args: argparse.Namespace) -> bool:
 def check(args: argparse.Namespace) -> None:
     """Refuse flags that contradict each other."""
     if not is_program(args):
+        if args.what and args.what.is_file():
+            refuse_no_program(args.what, args.what)
+            raise UsageError(
+                f"{args.what}: expected a bundle's folder, a .pte or an .onnx, found another file",
+                fix=Fix("name the folder that {} wrote", ("bundle", "PROGRAM.pte")),
+            )
         for name in ("on", "outputs", "bundle", "device", "yes", "measure"):
             if getattr(args, name):
                 judges = ("run_device", "PROGRAM.pte", "--on", FOLDER, "--outputs", "DIR")

@@ -221,10 +221,16 @@ def _page(name: str) -> str:
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
-    from ci.operators.table import lines_of
+    from ci.operators.table import lines_of, measured_operators
     from ci.suite.precision import scheme_named
 
-    return Diagnosis(subject, operators=tuple(lines_of(operator, scheme_named(scheme))))
+    lines = tuple(lines_of(operator, scheme_named(scheme)))
+    names = measured_operators()
+    near = [] if lines or operator in names else get_close_matches(operator, names, n=1)
+    if near:
+        message = f"{subject}: no operator {operator} was measured"
+        raise UsageError(message, fix=f"did you mean {near[0]}@{scheme}?")
+    return Diagnosis(subject, operators=lines)
 
 
 def _name_of(path: Path) -> str:

@@ -126,6 +126,7 @@ NO_PROGRAMS = {
     **{ending: kind for ending, kind in KINDS.items() if ending not in (".pte", ".dlc", ".zip")},
     ".json": Kind("a record", "name the program beside it, such as STEM.pte"),
     ".py": Kind("Python source", "compile its model: {}", (("compile", "FILE:FUNCTION", "-o", "out"),)),
+    ".txt": Kind("text", "name the program; what a log means: {}", (("diagnose", "FILE"),)),
     ".npy": GIVEN,
     ".npz": GIVEN,
 }
@@ -277,6 +278,8 @@ def _names_like(text: str, folder: Path) -> list[str]:
     like = [path for path in files if path.stem == Path(text).name]
     like = like or [path for path in files if path.name in get_close_matches(Path(text).name, [path.name])]
     names = [name for path in like for name in _names_in(path, str(parent / path.name))]
+    every = [name for path in files if path.suffix == ".py" for name in _names_in(path, path.name)]
+    names = names or [name for name in every if name.rpartition(":")[2] == text]
     dotted = DOTTED_PATH.fullmatch(text)
     if not names and dotted and path.suffix not in KINDS:
         return [f"{dotted[1]}:{dotted[2]}"]

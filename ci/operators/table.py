@@ -223,6 +223,11 @@ def lines_of(operator: str, scheme: str) -> Iterator[str]:
             yield f"{name} at {scheme} on the emulator of {DEFAULT_SOC}: {cell}"
 
 
+def measured_operators() -> frozenset[str]:
+    """Return the names of the operators that were measured, ExecuTorch's and ONNX's."""
+    return frozenset((*shipped_rows(), *shipped_onnx().cells))
+
+
 def schemes_of(operator: str) -> list[str]:
     """Return the schemes at which an operator was measured on the default chip, by either table's name."""
     rows = (shipped_table().cells.get(name_in_table(operator), {}), shipped_onnx().cells.get(operator, {}))

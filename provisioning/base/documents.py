@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -25,6 +26,9 @@ class Model(BaseModel):
 M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
 """A table of TOML, not checked yet."""
+DEEPEST_TABLE = 6
+PATTERN, KEY = "string_pattern_mismatch", "[key]"
+"""pydantic's names of a text without the form that it must have, and of a key in a place."""
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 
@@ -85,11 +89,13 @@ def _manifest_error(
     first = errors[0]
     line = line_of(place(first["loc"]), path)
     fix = f"correct {path}" if others else ""
-    if form := _form_of(first) or _missing_form(first, model):
+    if form := _form_of(first) or _example_form(first, model):
         fix = f"write {form} in {path}:{line}" if line else f"write {form} in {path}"
         fix += "; correct the others, too" if others else ""
-    if first["loc"] in corrections:
-        fix = f"did you mean {corrections[first['loc']][-1]}? Correct {path}:{line}"
+    if correction := corrections.get(first["loc"]):
+        fix = f"did you mean {correction[-1]}? Correct {path}:{line}"
+        if correction == first["loc"] and (table := _table_of(str(correction[-1]), model.model_json_schema())):
+            fix = f"it belongs into the table {table}: move it from {path}:{line}"
     return ManifestError(path, key, expected=expected, found=found, fix=fix, line=line)
 
 
@@ -106,6 +112,27 @@ def _corrections(errors: list[ErrorDetails], model: type[BaseModel]) -> dict[Pla
         if error["type"] == "extra_forbidden" and (near := get_close_matches(str(loc[-1]), names, n=1)):
             corrections[loc] = (*loc[:-1], near[0])
     return corrections
+
+
+def _table_of(key: str, schema: Mapping[str, Any]) -> str:
+    """Return a table that has the key, such as `case.NAME.run`; empty if none has it."""
+
+    def tables(form: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        form = schema["$defs"][form["$ref"].rpartition("/")[2]] if "$ref" in form else form
+        if len(path) > DEEPEST_TABLE:
+            return
+        if key in form.get("properties", {}):
+            yield path
+        for name, part in form.get("properties", {}).items():
+            yield from tables(part, (*path, name))
+        for part in (form.get("additionalProperties"), *form.get("patternProperties", {}).values()):
+            if isinstance(part, dict):
+                yield from tables(part, (*path, "NAME"))
+        for part in (form.get("items"), *form.get("anyOf", ()), *form.get("oneOf", ())):
+            if part:
+                yield from tables(part, path)
+
+    return ".".join(next(filter(None, tables(schema, ())), ()))
 
 
 def _form_of(error: ErrorDetails) -> str:
@@ -127,14 +154,21 @@ def _form_of(error: ErrorDetails) -> str:
     return ""
 
 
-def _missing_form(error: ErrorDetails, model: type[BaseModel]) -> str:
-    """What to write for a key that is missing; empty where that is not known."""
+def _example_form(error: ErrorDetails, model: type[BaseModel]) -> str:
+    """What to write for a key that is missing or has no possible text; empty where that is not known."""
     from difflib import get_close_matches
 
-    if error["type"] != "missing":
-        return ""
     key = str(error["loc"][-1])
-    if near := get_close_matches(key, map(str, error["input"]), n=1):
+    if error["type"] == PATTERN and key == KEY:
+        return re.sub(r"[^\w.-]+", "-", error["input"])
+    if error["type"] not in ("missing", PATTERN):
+        return ""
+    if error["type"] == PATTERN:
+        with_colon = re.sub(r"\.(\w+)$", r":\1", error["input"])
+        if re.search(error["ctx"]["pattern"], with_colon):
+            return f'{key} = "{with_colon}"'
+    near = get_close_matches(key, map(str, error["input"]), n=1) if error["type"] == "missing" else []
+    if near:
         return f"{key} in place of {near[0]}"
     schema = model.model_json_schema()
     constant = schema["properties"].get(key, {}).get("const", "")
@@ -165,6 +199,8 @@ def _parts_of(error: ErrorDetails) -> tuple[str, str, str]:
     if error["type"] == "missing":
         return key, "a value", "nothing"
     expected = "no such key" if error["type"] == "extra_forbidden" else _lowercase(error["msg"])
+    if error["type"] == PATTERN:
+        expected = f"a text that {error['ctx']['pattern']} matches"
     value = repr(error["input"])
     return key, expected, value if len(value) <= 120 else f"{value[:120]}…"
 

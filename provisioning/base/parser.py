@@ -27,6 +27,8 @@ NEAR = 0.7
 """A flag is near to what was typed from this share of equal letters on: with fewer, others are proposed."""
 
 
+SHORT, NEAR_SHORT = 3, 0.6
+"""One wrong letter of three leaves two."""
 FEW_FLAGS = 16
 """So many flags are named in one line."""
 
@@ -117,7 +119,8 @@ class Parser(argparse.ArgumentParser):
         begun = [name for name in by_name if name.startswith(word)]
         # Two exchanged characters are nearer than another one.
         swapped = [name for name in by_name if sorted(name) == sorted(word)]
-        near = begun or swapped[:1] or get_close_matches(word, by_name, n=1, cutoff=NEAR)
+        cutoff = NEAR if len(word) > SHORT else NEAR_SHORT
+        near = begun or swapped[:1] or get_close_matches(word, by_name, n=1, cutoff=cutoff)
         return f"did you mean {', '.join(by_name[name] for name in near)}?" if near else ""
 
     def _like_a_flag(self, flag: str) -> str:

@@ -99,6 +99,7 @@ def chip_named(name: str) -> str:
         )
     if chips:
         return chips[0]
+    _refuse_hexagon(name, word)
     _refuse_other(word)
     _refuse_other_maker(name, word)
     raise UnknownName(f"there is no chip {name!r}: {session('chips')} lists them", name.strip().upper(), socs)
@@ -121,6 +122,14 @@ def _refuse_other_maker(name: str, word: str) -> None:
                 f"{name}: {chips} chips have no Hexagon NPU, and QNN compiles for no other",
                 fix=Fix("take a chip or a phone of those that have one: {}", ("chips",)),
             )
+
+
+def _refuse_hexagon(name: str, word: str) -> None:
+    """Refuse the version of a Hexagon, which several chips have."""
+    version = re.fullmatch(r"(?:hexagon)?v(\d\d)", word)
+    having = [soc for soc, row in _table()["socs"].items() if version and version[1] == str(row["arch"])]
+    if having:
+        raise UsageError(f"{name} is the Hexagon of {', '.join(having)}", fix=add_flags("--soc", having[-1]))
 
 
 def _refuse_other(word: str) -> None:

@@ -89,6 +89,7 @@ ADVICE = {
     ("--mirror", "--index", "--index-url", "--extra-index-url"): Fix(
         "it is a variable: PIP_INDEX_URL of packages, QNN_CI_MIRROR of vendors' archives"
     ),
+    ("--limit", "--max-size", "--results-gb"): Fix("it is a variable: export QNN_CI_RESULTS_GB=20"),
     ("--qnn-sdk", "--qnn-sdk-root", "--sdk-root"): Fix("it is a variable: export QNN_SDK_ROOT=DIR"),
     ("--android-ndk", "--ndk", "--ndk-root"): Fix("it is a variable: export ANDROID_NDK_ROOT=DIR"),
     ("--executorch-root", "--source", "--src"): Fix("it is a variable: export EXECUTORCH_ROOT=DIR"),
@@ -105,6 +106,7 @@ ADVICE = {
 """What to do for flags that no verb has."""
 
 ANSWERS = {
+    ("test_upstream", "--suite"): Fix("name ExecuTorch's suite by itself: {}", ("test_upstream", "delegate")),
     ("example", "--output"): Fix("it writes where it is typed: mkdir -p DIR && cd DIR && {}", ("example",)),
 }
 """The same of a flag of one verb alone."""

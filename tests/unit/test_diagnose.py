@@ -200,6 +200,11 @@ def test_an_empty_log_is_called_empty(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is empty" in capsys.readouterr().err
 
 
+def test_a_misspelt_operator_is_answered_with_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("geluu@8a8w") == 2
+    assert "gelu@8a8w" in capsys.readouterr().err
+
+
 def test_an_operator_without_its_precision_is_shown_with_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("gelu") == 2
     assert "gelu@fp16" in capsys.readouterr().err

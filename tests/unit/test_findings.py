@@ -155,6 +155,12 @@ def test_a_chip_that_is_wrong_in_the_variable_is_refused_by_the_variables_name()
         selected(QNN_CI_SOC="SM87500")
 
 
+def test_a_hexagon_in_place_of_a_chip_is_told_which_chips_have_it() -> None:
+    with pytest.raises(UsageError) as caught:
+        selected("--soc", "v79")
+    assert "SM8750" in caught.value.message and "--soc" in caught.value.fix
+
+
 @pytest.mark.parametrize("flags", [("--soc", ""), ("--soc", "SM8650,"), ("--profile", "")])
 def test_an_empty_name_is_an_error_and_not_the_default(flags: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=flags[0]):

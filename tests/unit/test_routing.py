@@ -148,6 +148,12 @@ WRONG = {
     "compile bert -o out": "found bert",
     "compile adapters -o out": "merge_and_unload",
     "run net.json": "net.pte",
+    "run_device net.py": "compile -- ",
+    "run_device net.json": "a record",
+    "compile net.py:make --sok SM8750 -o out": "did you mean --soc",
+    "compile make -o out": "net.py:make",
+    "test_upstream --suite delegate": "test_upstream -- delegate",
+    "store gc --results-gb 5": "QNN_CI_RESULTS_GB",
     "wrap net.onnx -o net.pte": "-- {}/net.onnx -o out",
     "compile net.py:make --calibrate photos -o out": "PIL.Image.open",
 }

@@ -116,6 +116,8 @@ class TestOneFile:
             ('lane = "onnx"\n', 'lane = "ort"\n', "case.net.run.1.lane", 'lane = "onnx"'),
             ("schema = 2", "schema = 1", "schema", "schema = 2"),
             ("delegates = 2", "delegatse = 2", "case.net.delegatse", "delegates?"),
+            ("[case.net]", '[case."a net"]', "case.a net.[key]", "a-net"),
+            ("delegates = 2", "thresholds = { sqnr_db = 3 }", "case.net.thresholds", "case.NAME.run"),
             ("sqnr_db = 25.0", "sqnr_db = -25.0", "case.net.run.2.thresholds.sqnr_db", "sqnr_db"),
         ],
     )

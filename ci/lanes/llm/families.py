@@ -67,7 +67,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     if kind not in FAMILIES:
         names = ", ".join(f"{name} ({family.models})" for name, family in FAMILIES.items())
         raise UsageError(
-            f"{folder}: expected the model_type {names}; found {kind}",
+            f"{folder}: config.json: model_type: expected {names}, found {values.get('model_type', 'none')}",
             fix="name such a model; of another one write a function, `def net(): return"
             f' transformers.AutoModel.from_pretrained("{folder}"), (tokens,)`, and name FILE.py:net, with'
             " --with transformers",
