@@ -94,7 +94,8 @@ def _manifest_error(
         fix += "; correct the others, too" if others else ""
     if correction := corrections.get(first["loc"]):
         fix = f"did you mean {correction[-1]}? Correct {path}:{line}"
-        if correction == first["loc"] and (table := _table_of(str(correction[-1]), model.model_json_schema())):
+        table = _table_of(str(correction[-1]), model.model_json_schema())
+        if table and correction == first["loc"]:
             fix = f"it belongs into the table {table}: move it from {path}:{line}"
     return ManifestError(path, key, expected=expected, found=found, fix=fix, line=line)
 
