@@ -1,8 +1,8 @@
 """Say whether the libraries that compile a model are still as a process imported them.
 
 A model's code may replace a function of ExecuTorch's quantizer, or a row of one of its tables, and no
-exported graph shows that. Therefore a process remembers torch, torchao and executorch before it runs a user's
-code: each function with its code, each class and each table. Afterwards it names the first one that is
+exported graph shows that. Therefore a process remembers torch, torchao, executorch and numpy before it runs a
+user's code: each function with its code, each class and each table. Afterwards it names the first one that is
 another."""
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import collections
 import contextlib
 import functools
 import gc
+import importlib
 import os
+import pkgutil
 import sys
 import threading
 import types
@@ -21,6 +23,7 @@ from functools import cache
 from operator import attrgetter, is_
 from typing import Any
 
+import numpy
 import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
@@ -29,12 +32,15 @@ from torch._subclasses import fake_impls
 from ci.models import exported
 from ci.models.exported import NoDigest, remember_operators
 from ci.models.user_model import OURS
-from ci.work import known_folders
+from ci.work import TEMPORARY, known_folders
+from provisioning.base.findings import Metric
 from provisioning.base.settings import ROOT
 
 CONSTANT = ("executorch", "torchao")
 """Nothing in these packages changes while models are exported: numbers and texts count, too."""
-PACKAGES = (*CONSTANT, "torch")
+PACKAGES = (*CONSTANT, "torch", "numpy")
+ADDED_TO = "numpy"
+"""Code often adds names that an older numpy had, as numpy.float. Nothing that compiles reads them."""
 TRACERS = ("torch._dynamo", "torch._inductor")
 """These modules keep in their tables what they traced; the exported graph shows that."""
 LAZY = ("__slotnames__", "__warningregistry__", "__annotations__")
@@ -52,7 +58,7 @@ CODE = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType),
     *(types.WrapperDescriptorType, types.GetSetDescriptorType, types.ClassMethodDescriptorType),
     *(staticmethod, classmethod, property, functools.partial, functools.cached_property),
-    type(functools.lru_cache(len)),
+    *(type(functools.lru_cache(len)), numpy.ufunc, type(numpy.concatenate)),
 )
 INSIDE: Mapping[type, Callable[[Any], Iterable[object]]] = {
     types.MethodType: lambda value: (value.__func__,),
@@ -130,6 +136,10 @@ class Libraries:
     cells: list[types.CellType] = field(default_factory=list)
     contents: list[object] = field(default_factory=list)
     modules: Mapping[str, types.ModuleType] = field(default_factory=dict)
+    finders: list[object] = field(default_factory=list)
+    """Python finds modules by these."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment variables."""
     registered: frozenset[str] = frozenset()
     kernels: dict[OpOverload, dict[DispatchKey, Callable[..., object]]] = field(default_factory=dict)
 
@@ -139,6 +149,7 @@ class Libraries:
         # Everything that is remembered stays, so that collecting would only cost time.
         with _collector_is_off():
             libraries._remember_modules()
+        libraries.finders, libraries.variables = _finders(), dict(os.environ)
         libraries.registered = frozenset(torch.library._impls)
         libraries.kernels = {operator: dict(operator.py_kernels) for operator in _loaded_operators()}
         return libraries
@@ -214,6 +225,10 @@ class Libraries:
             if _content(cell) is not content:
                 yield f"what {_name_of(content)} was bound to"
         yield from self._changed_kernels()
+        for finder in _finders():
+            kind = finder if _is_code(finder) else type(finder)
+            if not any(finder is other for other in self.finders) and not is_of_environment(kind):
+                yield f"how modules are imported, by {_name_of(finder)}"
         yield from _foreign_code(name for name in _modules() if name not in self.modules)
 
     def _changes_in(self, number: int, table: _Table) -> Iterator[str]:
@@ -228,7 +243,7 @@ class Libraries:
             if key in LAZY or isinstance(value, types.ModuleType):
                 continue
             path = self._path(number, key)
-            if (table.is_constant or _is_code(value)) and not path.startswith(TRACERS):
+            if (table.is_constant or _is_code(value)) and not path.startswith((*TRACERS, ADDED_TO)):
                 yield path
 
     def _is_changed(self, row: _Row) -> bool:
@@ -287,6 +302,10 @@ def _collector_is_off() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def _finders() -> list[object]:
+    return [*sys.meta_path, *sys.path_hooks]
 
 
 def _modules() -> dict[str, types.ModuleType]:
@@ -369,15 +388,26 @@ def _foreign_code(modules: Iterable[str]) -> Iterator[str]:
 _libraries: Libraries | None = None
 
 
-def remember_libraries() -> None:
-    """Remember the libraries of this process, before it runs a user's code."""
+def remember_libraries(*packages: str) -> None:
+    """Remember the libraries of this process, before it runs a user's code. All modules of `packages` are
+    imported first: what the work imports later, a user's code could change before it is remembered."""
     global _libraries
+    for package in packages:
+        for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            importlib.import_module(module.name)
     # torch fills this table when it first meets sizes that vary.
     fake_impls.get_fast_op_impls()
     remember_operators()
     _libraries = Libraries.imported()
     # Forks of this process have these modules too. Now that it is known where each lies, they need not look.
     list(users_modules())
+
+
+def changed_variables() -> dict[str, Metric]:
+    """Return the environment variables that differ from those that were remembered; None if one is gone."""
+    before = _libraries.variables if _libraries else os.environ
+    names = {*before, *os.environ} - {*TEMPORARY}
+    return {name: os.environ.get(name) for name in sorted(names) if os.environ.get(name) != before.get(name)}
 
 
 def require_untouched() -> None:

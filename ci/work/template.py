@@ -31,7 +31,7 @@ from typing import Any
 from ci.work import child
 from ci.work.outcome import reply_of
 
-__all__ = ["hold", "run_in_fork"]
+__all__ = ["TEMPORARY", "hold", "run_in_fork"]
 
 START_SECONDS = 300
 """Importing torch and executorch on a busy machine takes at most this long."""

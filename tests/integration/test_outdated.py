@@ -21,6 +21,7 @@ from ci.work.jobs import WorkOptions
 from ci.work.outcome import Result
 from tests.support.journey_files import SUITE
 from tests.support.lowering import plan_of
+from tests.support.typed import typed
 
 pytestmark = [
     pytest.mark.heavy,
@@ -132,9 +133,21 @@ CODE: Mapping[str, str] = {
         "        return function(*args, **(kwargs or {}))\n"
         "Mode().__enter__()"
     ),
-    "a function of a module that is imported later": (
-        "import executorch.backends.qualcomm.quantizer.custom_annotation as later\n"
-        "later.annotate_matmul_16a8w = lambda model: model"
+    "a rule of the quantizer that only the compile needs": (
+        "from executorch.backends.qualcomm.quantizer.annotators import htp_rules\n"
+        "htp_rules._RULES.pop(torch.ops.aten.linear.default)"
+    ),
+    "a pass that only the compile needs": (
+        "from executorch.backends.qualcomm._passes.backends.htp import qnn_htp_pass_manager as later\n"
+        "later.RecomposeHadamard = later.RemoveRedundancy"
+    ),
+    "a function of numpy": "import functools, numpy\nnumpy.array = functools.partial(numpy.array)",
+    "how modules are imported": (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        return None\n"
+        "sys.meta_path.insert(0, Finder())"
     ),
 }
 """Each changes something else than the model, so that the exported graph stays as it is."""
@@ -157,6 +170,42 @@ class Sum(torch.nn.Module):
 
 torch.export.export(Sum(), (torch.rand(2, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
 """
+
+
+LISTS = """\
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        with open({!r}, "a") as stream:
+            stream.write(f"{{name}}\\n")
+sys.meta_path.insert(0, Finder())"""
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("precision", ["8a8w", "16a8w", "fp16"])
+def test_a_compile_imports_nothing_of_the_backend_that_a_process_had_not_before(
+    precision: str, user: User, tmp_path: Path
+) -> None:
+    user.write("net.py", NET.format(change=LISTS.format(str(tmp_path / "names"))))
+    flags = ("--precision", precision, "-o", str(tmp_path / "out"))
+    environ = {**os.environ, "QNN_CI_STARTED_IN": str(user.folder)}
+    done = typed("compile", "net.py:make", *flags, env=environ)
+    assert done.returncode == 0, done.stderr
+    names = (tmp_path / "names").read_text().split()
+    assert names and not [name for name in names if name.startswith(("executorch.backends", "torchao."))]
+
+
+def test_variables_that_the_code_sets_count(user: User) -> None:
+    """The compile has them too."""
+    sets = 'import os\nos.environ["QNN_SDK_ROOT"] = "{}"'
+    for value in ("one", "other"):
+        user.write("net.py", NET.format(change=sets.format(value)))
+        assert [user.is_cached(), user.is_cached()] == [False, True]
+
+
+def test_names_that_the_code_adds_to_numpy_are_no_change(user: User) -> None:
+    user.write("net.py", NET.format(change="import numpy\nnumpy.float = float"))
+    assert [user.is_cached(), user.is_cached()] == [False, True]
 
 
 def test_what_torch_fills_when_it_needs_it_is_no_change(user: User) -> None:

@@ -18,7 +18,7 @@ from ci.lanes.executorch.orders import Annotated, ExportedRun, ExportedRuns, Exp
 from ci.lanes.executorch.suite import case_of
 from ci.models.exported import NoDigest, digest_of
 from ci.models.model_lines import source_of
-from ci.models.untouched import require_untouched, users_modules
+from ci.models.untouched import changed_variables, require_untouched, users_modules
 from ci.models.user_model import BadFactory, modules_in
 from ci.work import Key, error_reply, loaded_libraries, read, reader, reporting, run_in_fork, to_json
 from provisioning.base.findings import Metric
@@ -76,6 +76,7 @@ def _exported_run(
         "notes": [list(note) for note in chip_model.exported.subject.notes],
         "float outputs": digest_of_tensors(chip_model.float_outputs),
         "torch": _torch_settings(),
+        "variables of its code": changed_variables(),
     }
     try:
         program = chip_model.exported.program(chip_model.sample)

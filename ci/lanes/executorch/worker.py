@@ -126,6 +126,11 @@ OPERATOR = "context"
 """A context binary has this name in the program that it becomes."""
 
 
+BACKEND = "executorch.backends.qualcomm"
+COMPILING = ("_passes", "builders", "partition", "quantizer", "serialization", "utils")
+"""These packages of the backend compile; some of their modules are imported only when they are needed."""
+
+
 def prepare() -> None:
     # A fork can have threads of its own only if this process never had any; and by one number of them a
     # model's outputs are the same everywhere.
@@ -134,7 +139,7 @@ def prepare() -> None:
     # bits than what runs after.
     if choose := getattr(utils, "disable_mkldnn_on_amd", None):
         choose()
-    remember_libraries()
+    remember_libraries(*(f"{BACKEND}.{name}" for name in COMPILING))
 
 
 _order_of = reader(ProgramOrder)
