@@ -67,3 +67,18 @@ def test_a_compiler_that_does_not_answer_is_passed_over_where_another_one_does(t
 def test_a_compiler_that_prints_without_end_is_ended(tmp_path: Path) -> None:
     endless = script(tmp_path / "clang++", "exec yes")
     assert commands.version_line(endless) == ("", "it prints without end")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "answer"),
+    [
+        ("clang 17\nof some vendor", 0, ("clang 17", "")),
+        ("", 0, ("", "it ended with exit code 0")),
+        ("no such flag", 2, ("", "it ended with exit code 2: no such flag")),
+    ],
+)
+def test_a_program_says_its_version_or_why_it_does_not(
+    text: str, code: int, answer: tuple[str, str], tmp_path: Path
+) -> None:
+    asked = script(tmp_path / "program", f"printf '{text}'; exit {code}")
+    assert commands.version_line(asked) == answer

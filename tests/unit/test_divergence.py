@@ -21,8 +21,10 @@ from ci.explain.divergence import (
 )
 from ci.explain.divergence_text import fix_of, text_lines
 from ci.explain.graph import FLOAT_MODEL, INPUT, NOTHING, Arrays, Graph, Node
+from ci.explain.losses import losses_of
 from ci.models.inputs import Array
 from ci.models.model_lines import OperatorAt
+from ci.suite.figures import EQUAL_DB
 from ci.work.outcome import Failure
 from ci.work.plain import read, to_json
 
@@ -493,3 +495,12 @@ def test_every_end_of_the_search_names_what_to_do_next(
 ) -> None:
     result = DivergenceResult("the quantized model on the CPU", 30.0, sqnr_db, None, {}, {}, between)
     assert fix in fix_of(result, lambda *words: " ".join(words), "what was tried")
+
+
+def test_a_loss_is_what_an_operator_adds_to_the_noise_of_what_it_reads() -> None:
+    decibels = {"n0": 40.0, "n1": 20.0, "n2": 20.0, "n3": 30.0}
+    losses = losses_of(Toy(chain(4)), decibels.get)
+    assert [(loss.node, loss.before_db, loss.after_db) for loss in losses] == [
+        ("n1", 40.0, 20.0),
+        ("n0", EQUAL_DB, 40.0),
+    ]

@@ -10,8 +10,10 @@ import pytest
 
 from ci.operators import Traits
 from ci.operators.faults import faults_in
+from ci.suite.findings import known_faults
 from ci.work.plain import read
-from provisioning.known_faults import Product, faults_of, faults_of_build, load_faults, load_fixes
+from provisioning.base.findings import Finding, Severity
+from provisioning.known_faults import Lane, Product, faults_of, faults_of_build, load_faults, load_fixes
 
 FAULTY, GOOD = "v2.50.40.260831140417", "v2.51.0.260929181845"
 
@@ -362,3 +364,13 @@ def test_a_fault_without_a_command_of_its_own_is_shown_by_its_script_wherever_on
     shown = [fault.shown_by.command for fault in load_faults() if not fault.show]
     assert shown and {words[:2] for words in shown} == {("shell", "python")}
     assert [words for words in shown if not (Path(words[2]).is_absolute() and Path(words[2]).is_file())] == []
+
+
+@pytest.mark.parametrize("lane", ["executorch", "onnx"])
+def test_faults_of_the_emulator_are_named_only_where_a_program_is_not_accurate(
+    lane: Lane,
+) -> None:
+    rules = ("onnx-accuracy", "onnx-cost")
+    inaccurate, slow = (Finding(rule, Severity.ERROR, "net", "", "") for rule in rules)
+    assert {finding.rule for finding in known_faults([slow, inaccurate], FAULTY, lane)} == {"known-fault"}
+    assert [*known_faults([slow], FAULTY, lane)] == []

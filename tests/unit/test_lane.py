@@ -188,6 +188,16 @@ def test_a_command_that_repeats_a_program_names_the_executorch_that_was_named(tm
     assert SUITES.repeat(program).command[-2:] == ("--executorch", "wheel")
 
 
+def test_a_command_that_repeats_a_program_names_its_chip_if_the_suite_does_not(tmp_path: Path) -> None:
+    (tmp_path / "toy.toml").write_text(SUITE)
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
+    program, *_ = lane_in_which("").chosen(Choice(suites=(tmp_path / "toy.toml",)), selection)
+    other = replace(program, soc="SM8850")
+    assert "--soc" not in SUITES.repeat(program).command
+    assert SUITES.repeat(other).command[-2:] == ("--soc", "SM8850")
+    assert "--soc" not in SUITES.repeat(other, every_chip=True).command
+
+
 def test_its_figures_become_the_expected_ones(tmp_path: Path) -> None:
     assert toys(tmp_path, True, words=("net2 or net3",))[0] == 0
     programs = SUITES.programs_of(tmp_path / "toy.toml")
