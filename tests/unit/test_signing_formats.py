@@ -102,3 +102,11 @@ def test_what_cannot_be_moved_without_changing_it_is_refused() -> None:
         struct.pack_into("<I", library, 52 + 28, alignment)
         with pytest.raises(BadLibrary, match="alignment"):
             signed_writer.sign_library(bytes(library), chains.signer())
+
+
+def test_a_library_that_ends_at_the_end_of_its_addresses_is_refused() -> None:
+    """The hash segment would lie behind it."""
+    library = bytearray(Skel().encode())
+    struct.pack_into("<I", library, 52 + 12, 0xFFFFF000)
+    with pytest.raises(BadLibrary, match="32 bits"):
+        signed_writer.sign_library(bytes(library), chains.signer())

@@ -265,6 +265,14 @@ def test_a_failure_for_the_same_reason_in_other_words_is_none(
     assert [finding.severity for finding in findings_of(judge, now)] == [Severity.NOTE]
 
 
+def test_fewer_parts_that_fail_than_were_accepted_are_a_note(tmp_path: Path) -> None:
+    errors = ("compared nothing: its SQNR is nan", "RuntimeError: padding is too large")
+    parts = tuple(Part("bad_test", error=error) for error in errors)
+    judge = judge_of(tmp_path, UpstreamVerdict("t", "bad_test", parts=parts))
+    (finding,) = findings_of(judge, UpstreamVerdict("t", "bad_test", parts=parts[:1]))
+    assert (finding.rule, finding.severity) == ("upstream-better", Severity.NOTE)
+
+
 def test_an_unexpected_pass_is_counted_as_one_and_is_an_error(tmp_path: Path) -> None:
     judge = Judge(accepted({"t": AcceptedTest(outcome="wrong")}), tmp_path)
     counts = judge.counts([UpstreamVerdict("t", "passed")])
