@@ -1,8 +1,9 @@
 """Tests of what changed: `nox -s tests -- --changed [BASE]` runs those nearest to it, for some seconds.
 
-A test is near to a module if it imports it, imports what imports it, or types a verb whose module does. A
-worker's module counts as imported where its name is in quotes. Of tests that are equally near, those that
-import least else are the nearest. What is left when the time is over is counted."""
+A test is near to a module if it imports it, imports what imports it, or types a verb whose module does. Code
+imports a module, too, whose name it has in quotes, or whose folder it has there before a `{`. Of tests that
+are equally near, those that import least else are the nearest. What is left when the time is over is
+counted."""
 
 from __future__ import annotations
 
@@ -93,6 +94,8 @@ def _imported_by(text: str, names: Mapping[str, str], verbs: Mapping[str, str]) 
     for word in re.findall(r'"([\w.]+)[":]', text):
         # The table of all verbs says nothing about one of them.
         modules |= {verbs.get(word, word)} - ({word} & {*verbs.values()})
+    for folder in re.findall(r'f"([\w.]+\.)\{', text):
+        modules |= {module for module in names if module.startswith(folder)}
     return {names[module] for module in modules & names.keys()}
 
 

@@ -17,11 +17,14 @@ TEXTS = {
     "ci/work/results.py": "from ci.work.plain import read\n",
     "ci/lanes/steps.py": 'WORKER = "ci.lanes.worker"\nEXPORT = "ci.lanes.worker:export"\n',
     "ci/lanes/worker.py": "",
+    "ci/rules/__init__.py": 'def load(name):\n    import_module(f"ci.rules.{name}")\n',
+    "ci/rules/host.py": "",
     "tests/support/lowering.py": "from ci.lanes import (\n    steps,\n    verb,\n)\n",
     "tests/unit/test_a.py": "import ci.work.plain\nimport ci.work.results\n",
     "tests/unit/test_b.py": "def test():\n    from ci.work import plain\n",
     "tests/unit/test_c.py": "from ci.work.results import Key\nimport ci.workers\n",
     "tests/integration/test_d.py": 'from ci.__main__ import VERBS\nmain(VERBS, ["report", "--check"])\n',
+    "tests/unit/test_f.py": "from ci.rules import load\n",
     "tests/unit/test_e.py": "from tests.support.lowering import plan_of\n",
 }
 
@@ -34,6 +37,7 @@ TEXTS = {
         ("ci/report/verb.py", "d"),
         ("ci/report/page.py", "d"),
         ("ci/lanes/worker.py", "e"),
+        ("ci/rules/host.py", "f"),
         ("tests/support/lowering.py", "e"),
         ("tests/unit/test_c.py", "c"),
         ("docs/suites.md", ""),
