@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ci.parity.cmake_targets import evaluate
+from ci.parity.cmake_texts import list_elements
 from ci.parity.cmake_trace import UNKNOWN, ConfigureInput
 from ci.parity.pairs import reached_files
 from ci.parity.tree import NamedItem, Side, Target, Tree
@@ -330,3 +331,12 @@ def test_a_file_of_the_tree_outside_the_folder_is_read_when_it_is_asked_for(tmp_
     assert [(item.name, str(item.place)) for item in parsed.libraries["x"].files] == [
         ("p/a.cpp", "p/CMakeLists.txt:2")
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "elements"),
+    [("a;;b", ["a", "", "b"]), ("", []), ("a\\;b;c", ["a;b", "c"]), ("[a;b];c", ["[a;b]", "c"])],
+)
+def test_a_list_is_parted_where_cmake_parts_it(value: str, elements: list[str]) -> None:
+    """Not at a semicolon behind a backslash or in square brackets."""
+    assert list_elements(value) == elements
