@@ -15,7 +15,7 @@ from ci.explain.sqnr import sqnr_between
 from ci.explain.torch_graph import maker_of, operator_at
 from ci.explain.torch_values import Passing, Tensors, values_of
 from ci.lanes.executorch.export import ChipModel
-from ci.lanes.executorch.orders import Compared, JudgedRange, OutsideRange, RangeRequest
+from ci.lanes.executorch.orders import JudgedRange, OutsideRange, RangeRequest, SecondComparison
 from ci.lanes.executorch.quantization import prepared_model
 from ci.models.factory import run_copied
 from ci.models.inputs import Array
@@ -89,7 +89,7 @@ def _range_of(quantizer: Any) -> tuple[Node, float, float]:
     return node, (least - zero) * scale, (most - zero) * scale
 
 
-def _compare_others(request: RangeRequest) -> Compared:
+def _compare_others(request: RangeRequest) -> SecondComparison:
     """Compare the program on all other samples."""
 
     def pairs(inferences: Inferences) -> list[Pair]:
@@ -101,7 +101,7 @@ def _compare_others(request: RangeRequest) -> Compared:
     files = request.compared
     exact, reference = pairs(files.expected), pairs(files.reference)
     figures, slices = compare_with_slices(exact, reference, non_finite=files.non_finite)
-    return Compared(figures, tuple(slices))
+    return SecondComparison(figures, tuple(slices))
 
 
 def _arrays(tensors: Sequence[Tensor]) -> list[Array]:

@@ -9,7 +9,7 @@ from ci.explain.inner_choices import Choosing, InnerChoice, flips_of, same_choic
 from ci.explain.torch_graph import TorchGraph
 from ci.lanes.executorch.emulated_trial import EmulatedTrial, graph_of
 from ci.lanes.executorch.export import ChipModel
-from ci.lanes.executorch.orders import ChoicesRequest, Compared, JudgedChoices
+from ci.lanes.executorch.orders import ChoicesRequest, JudgedChoices, SecondComparison
 from ci.suite.accuracy import Pair, compare_with_slices, each_sample_db
 from ci.suite.runner import Runner
 from ci.suite.tensor_files import Inferences, read_pairs
@@ -49,7 +49,7 @@ def _choices_of_program(
     return Choosing(graph, choices, chosen)
 
 
-def _compare(request: ChoicesRequest, exact: Choosing, quantized: Choosing | None) -> Compared:
+def _compare(request: ChoicesRequest, exact: Choosing, quantized: Choosing | None) -> SecondComparison:
     def pairs(model: Choosing | None, inferences: Inferences, *, choices: bool = True) -> Iterator[Pair]:
         if model is not None:
             outputs, compiled = Path(request.outputs.path), Path(request.compiled.path)
@@ -60,4 +60,4 @@ def _compare(request: ChoicesRequest, exact: Choosing, quantized: Choosing | Non
     against = pairs(exact, files.expected), pairs(quantized, files.reference)
     figures, slices = compare_with_slices(*against, non_finite=files.non_finite)
     each_db = each_sample_db(pairs(exact, files.expected, choices=False), len(files.inputs))
-    return Compared(figures, tuple(slices), tuple(each_db))
+    return SecondComparison(figures, tuple(slices), tuple(each_db))

@@ -246,7 +246,7 @@ class ChoicesRequest(ChoicesOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class SecondComparison:
     """Says how near a program's outputs are to the expected ones."""
 
     figures: Mapping[str, float]
@@ -258,7 +258,7 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class JudgedChoices:
     flips: tuple[ChoiceFlips, ...]
-    compared: Compared | None
+    compared: SecondComparison | None
     """The program is compared with models that choose as it does; None if rounding does not explain its
     choices."""
 
@@ -295,7 +295,7 @@ class OutsideRange(OperatorAt):
 class JudgedRange:
     outside: OutsideRange | None
     """None if the sample is not worse because it is clipped."""
-    compared: Compared | None
+    compared: SecondComparison | None
     """The program is compared on the other samples."""
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 from ci.lanes.executorch import CHOSEN
 from ci.lanes.executorch.orders import (
     ChoicesOptions,
-    Compared,
     ComparedFiles,
     EmulatorRun,
     JudgedChoices,
     JudgedRange,
     RangeOptions,
+    SecondComparison,
     compiled_in,
     ran,
     ran_in,
@@ -104,7 +104,7 @@ class SecondLook:
         return None if result.failure else result.read(reply)
 
 
-def _use(compared: Compared | None, record: EmulatorRun) -> EmulatorRun:
+def _use(compared: SecondComparison | None, record: EmulatorRun) -> EmulatorRun:
     if compared is None:
         return record
     each_db = compared.each_db or record.each_db
