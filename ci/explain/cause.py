@@ -187,7 +187,7 @@ def divergence_cause(result: DivergenceResult, goes_on: str) -> Cause:
     if not result.between:
         goes_on = ""
     cause = Cause(f"{words}; {goes_on} continues" if goes_on else words, goes_on=goes_on)
-    if first is None or not first.stands_out or first.rounds:
+    if first is None or not first.stands_out or first.only_rounds:
         return cause
     return replace(cause, nodes=(first.node,), place=first.line, suspected=first.known)
 

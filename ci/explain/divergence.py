@@ -28,6 +28,8 @@ DIFFERS_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
 MOST_OF_IT = 1 / 2
 """No other operator adds more than one that adds this share of the whole program's error."""
+RIGHT_DB = 60.0
+"""An operator that is so near to what it should give is right: fp16's rounding has 66 dB."""
 MOST_AT_ONCE = 64
 """One program that shows at most so many operators takes less time than two that each end at a suspect."""
 MOST_SUSPECTS = 6
@@ -73,6 +75,11 @@ class DivergentOperator(OperatorAt):
     alike: int
     """So many other places are taken to have its fault."""
     known: tuple[SuspectedFault, ...] = ()
+
+    @property
+    def only_rounds(self) -> bool:
+        """Whether nothing is wrong with it, whatever becomes of its rounding later."""
+        return self.rounds or self.sqnr_db >= RIGHT_DB
 
     @property
     def stands_out(self) -> bool:

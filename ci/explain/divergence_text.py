@@ -30,7 +30,7 @@ def verdict_of(result: DivergenceResult) -> str:
     if not first.stands_out:
         many = f"{MANY_ROUND}: at most {_share(first)} comes from {place_of(first, first.node)}"
         return late or _join(many, faint)
-    if first.rounds:
+    if first.only_rounds:
         rounding = f"rounding {place_of(first, first.node)} alone ({format_decibels(first.sqnr_db)})"
         # Others may be wrong where not all were searched.
         none_wrong = "" if late else "no operator is wrong: "

@@ -123,8 +123,9 @@ def explain_outcome(
         return outcome, cause
     suspecting = _add_unnamed(cause, suspects)
     proofs = _tried_fixes(lane, model, program, outcome, suspecting, until)
-    if suspecting is not cause and proofs.is_repaired:
-        cause = suspected_cause(suspects)
+    names_none = cause is None or not cause.nodes
+    if suspecting and suspecting.suspected and proofs.is_repaired and (names_none or suspecting is not cause):
+        cause = suspected_cause(suspecting.suspected)
     _report_upstream(lane, model, program, cause)
     explained = _explained_death if outcome.error else _explained_wrong
     return explained(outcome, cause, proofs), cause
