@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, StringConstraints
 
 from provisioning import pip_settings
+from provisioning.addresses import MIRROR_VARIABLE, file_name, mirror_of, redact, redact_text
 from provisioning.base.commands import capture, quote_command
 from provisioning.base.documents import Model
 from provisioning.base.errors import (
@@ -35,16 +36,7 @@ from provisioning.base.files import TreeFile, hash_file
 from provisioning.base.progress import SILENT, Progress
 from provisioning.base.proxies import dead_proxy
 from provisioning.base.settings import MANIFESTS
-from provisioning.download import (
-    MIRROR_VARIABLE,
-    Fetched,
-    Transfer,
-    fetch,
-    file_name,
-    mirror_of,
-    redact,
-    redact_text,
-)
+from provisioning.download import Fetched, Transfer, fetch
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ci.diagnose.logs import DECORATION, Diagnosis, tells_of_trouble
+from provisioning.addresses import redact_text
 from provisioning.base.findings import Report
 from provisioning.base.foreign import escape_line, visible
 from provisioning.base.rendering import LOG, errors_of
 from provisioning.base.settings import DEFAULT_PROFILE, project, store_path
 from provisioning.build_ids import build_ids
 from provisioning.components import QNN_SDK
-from provisioning.download import redact_text
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
 

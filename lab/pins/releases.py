@@ -9,10 +9,11 @@ from pathlib import Path
 from packaging.version import Version
 
 from lab.lock.files import resolve
+from provisioning.addresses import mirror_of
 from provisioning.base.errors import ToolkitError, UpstreamError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ANDROID_NDK
-from provisioning.download import fetch, mirror_of
+from provisioning.download import fetch
 from provisioning.manifest import load_profile
 
 PACKAGES = ("executorch", "onnxruntime-qnn")

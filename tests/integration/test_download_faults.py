@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.addresses import MIRROR_VARIABLE
 from provisioning.base.errors import EnvironmentLacking, ToolkitError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
-from provisioning.download import BUNDLE_VARIABLES, MIRROR_VARIABLE, Patience, fetch
+from provisioning.download import fetch
+from provisioning.http_answers import BUNDLE_VARIABLES, Patience
 from tests.support.http_server import FileServer, Reply
 
 BODY = random.Random(3).randbytes(3_000_000)
@@ -29,8 +31,10 @@ SCRIPT = """
 import os, re, sys
 from pathlib import Path
 import filelock, requests
-from provisioning.download import BUNDLE_VARIABLES, MIRROR_VARIABLE, Patience
-from provisioning.download import fetch
+from provisioning.addresses import (MIRROR_VARIABLE)
+from provisioning.http_answers import (Patience)
+from provisioning.http_answers import (BUNDLE_VARIABLES)
+from provisioning.download import (fetch)
 from provisioning.base.errors import ToolkitError
 url, into, sha256, size, account = sys.argv[1:]
 if account:

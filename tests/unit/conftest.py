@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.components import KINDS
-from provisioning.download import BUNDLE_VARIABLES
+from provisioning.http_answers import BUNDLE_VARIABLES
 
 ROOTS = [name for kind in KINDS.values() for name in (kind.variable, *kind.aliases)]
 SELECTION = [f"QNN_CI_{name}" for name in ("PROFILE", "TARGET", "SOC", "ACCEPT_LICENCES", "MIRROR")]

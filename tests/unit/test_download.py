@@ -16,13 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioning.addresses import file_name, redact
 from provisioning.base.errors import (
     IntegrityError,
     ToolkitError,
     UpstreamError,
 )
 from provisioning.base.progress import Progress
-from provisioning.download import BUNDLE_VARIABLES, Patience, fetch, file_name, redact
+from provisioning.download import fetch
+from provisioning.http_answers import BUNDLE_VARIABLES, Patience
 from tests.support import chains
 from tests.support.http_server import FileServer, Reply
 
