@@ -1,4 +1,7 @@
-"""Read manifests/gate.toml: the gate's stages, the jobs on GitHub, and the files that affect none of them."""
+"""Read manifests/gate.toml: the gate's stages, the jobs on GitHub, and the files that affect none of them.
+
+`gate_stages` gives the stages that the verb `gate` runs, in order; `gate_table` also has the rows that
+`ci/github/plan.py` makes jobs of."""
 
 from __future__ import annotations
 
@@ -33,11 +36,15 @@ class GateStage(Model):
 
 
 class IgnoredChanges(Model):
+    """Files whose change does not matter to some rows, and why."""
+
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
     reason: Annotated[str, Field(min_length=1)]
 
 
 class CiJob(Model):
+    """A row of the table: a job on GitHub. The table itself explains each field."""
+
     stage: str
     minutes: Annotated[int, Field(gt=0, le=360)]
     arguments: str = ""

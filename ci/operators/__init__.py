@@ -1,4 +1,5 @@
-"""Describe the operators of a program, in a delegate or on the CPU, as plain values."""
+"""Describe the operators of a program, in a delegate or on the CPU, as plain values: what the modules of this
+package and the lanes tell each other about operators."""
 
 from __future__ import annotations
 
@@ -32,8 +33,7 @@ class CpuOperator(OperatorAt):
 
 @dataclass(frozen=True, slots=True)
 class GraphPart:
-    """A part is a run of operators that follow each other in the lowered graph, in one delegate or on the
-    CPU."""
+    """A run of operators that follow each other in the lowered graph, in one delegate or on the CPU."""
 
     where: str
     count: int
@@ -46,8 +46,8 @@ class GraphPart:
 
 @dataclass(frozen=True, slots=True)
 class TensorEnds:
-    """It has the shape and the least and largest value of one of the model's own tensors; a computed tensor
-    has neither."""
+    """The shape, and the least and largest value, of one of the model's own tensors; a computed tensor has
+    neither."""
 
     shape: tuple[int, ...] = ()
     least: float | None = None

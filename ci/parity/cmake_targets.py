@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ci.parity.cmake_configure import traces
 from ci.parity.cmake_places import CMakePlaces
 from ci.parity.cmake_texts import Expressions, Unevaluable, list_elements
 from ci.parity.cmake_trace import (
@@ -21,7 +22,6 @@ from ci.parity.cmake_trace import (
     ExecutedCommand,
     Trace,
     plain,
-    traces,
     tree_path,
 )
 from ci.parity.cmake_unknowns import unknowns

@@ -55,11 +55,11 @@ class JudgedSamples:
     facts: SampleFacts
     inputs: Sequence[Sample]
     exact: ModelOutputs
-    """The float model gave these."""
+    """What the float model gave."""
     reference: ModelOutputs
-    """The quantized model gave these; a float program has none."""
+    """What the quantized model gave on the CPU; empty for a float program."""
     emulated: Sequence[Sample]
-    """The program gave these on the emulator."""
+    """What the program gave on the emulator."""
 
 
 def samples_path(program: Path) -> Path:
