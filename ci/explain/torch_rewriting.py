@@ -23,8 +23,9 @@ from torch.utils import _pytree as pytree
 from ci.explain.proof import Batch, prove
 from ci.explain.rewriting import Match, Need, Repaired
 from ci.explain.torch_values import Tensors, values_of
-from ci.models.factory import REMOVED_BY, computed_weights, copy_sample, run_copied
+from ci.models.inference import copy_sample, run_copied
 from ci.models.inputs import Array
+from ci.models.model_checks import REMOVED_BY, computed_weights
 from ci.models.model_lines import source_of
 
 aten: Any = torch.ops.aten

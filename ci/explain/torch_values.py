@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from ci.models.factory import copy_sample
+from ci.models.inference import copy_sample
 
 Tensors = tuple[Tensor, ...]
 

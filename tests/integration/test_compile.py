@@ -14,8 +14,9 @@ import torch
 
 from ci.__main__ import VERBS
 from ci.lanes.executorch import steps
-from ci.models.factory import find, make, samples_of
+from ci.models.factory import find, make
 from ci.models.inputs import InputsUsed
+from ci.models.model_samples import samples_of
 from ci.models.user_model import BadFactory, search_first
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking

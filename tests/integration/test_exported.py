@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ci.models.factory import find, infer_all, make, samples_of
+from ci.models.factory import find, make
+from ci.models.inference import infer_all
+from ci.models.model_samples import samples_of
 from ci.models.user_model import BadFactory
 from provisioning.base.commands import capture
 from provisioning.base.settings import ROOT

@@ -13,15 +13,11 @@ import torch
 
 from ci.models import factory
 from ci.models.compiler_errors import explain_error
-from ci.models.factory import (
-    infer,
-    infer_all,
-    inputs_named,
-    make,
-    require_float32,
-    where_input_changes,
-)
+from ci.models.factory import make
+from ci.models.inference import infer, infer_all, where_input_changes
 from ci.models.inputs import Input
+from ci.models.model_checks import require_float32
+from ci.models.model_samples import inputs_named
 from ci.models.user_model import BadFactory
 from provisioning.base.settings import ROOT
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from ci.models import user_model
-from ci.models.factory import ModelWithInputs, make, samples_of
+from ci.models.factory import ModelWithInputs, make
+from ci.models.model_samples import samples_of
 from ci.models.user_model import BadFactory
 
 NETS = """\

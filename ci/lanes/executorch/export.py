@@ -18,9 +18,11 @@ from torch.export import ExportedProgram
 from ci.lanes.executorch import BROKEN
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, case_of, chosen_for
 from ci.models.compiler_errors import explain_error
-from ci.models.factory import ChosenSamples, ModelWithInputs, copy_sample, inputs_named, make
+from ci.models.factory import ChosenSamples, ModelWithInputs, make
+from ci.models.inference import copy_sample
 from ci.models.inputs import InputsUsed
 from ci.models.model_lines import users_line
+from ci.models.model_samples import inputs_named
 from ci.models.user_model import BadFactory
 from ci.suite.programs import ProgramOrder
 from ci.work import doing, to_json

@@ -12,7 +12,7 @@ from ci.explain.losses import BeyondHalf, beyond_of
 from ci.explain.torch_graph import TorchGraph
 from ci.explain.torch_values import Passing, Tensors
 from ci.lanes.executorch.export import ChipModel
-from ci.models.factory import copy_sample
+from ci.models.inference import copy_sample
 from ci.suite.accuracy import HALF_MOST, Pair, Unusable, least_sqnr_db
 from ci.suite.limits import USUAL_OF_FLOAT_DB
 

@@ -42,7 +42,7 @@ from ci.lanes.executorch.refused_programs import (
     require_types,
 )
 from ci.models.compiler_errors import known_of
-from ci.models.factory import copy_sample
+from ci.models.inference import copy_sample
 from ci.models.model_lines import place_in_words, source_of
 from ci.models.user_model import BadFactory
 from ci.operators import CpuOperator, GraphPart, Traits

@@ -26,7 +26,7 @@ from ci.lanes.executorch.lower import Lowering, compiler_spec_of, write_program
 from ci.lanes.executorch.orders import ChipProgram, ChipsRequest
 from ci.lanes.executorch.quantization import ComputedModel, chips_annotated_alike, step_of
 from ci.models.exported import NoDigest
-from ci.models.factory import copy_sample
+from ci.models.inference import copy_sample
 from ci.work import hold
 
 METHOD = "forward"

@@ -35,7 +35,9 @@ from ci.lanes.executorch.suite import UNOBSERVED_SCHEMES, ExecutorchRun
 from ci.models.annotated import digest_of_annotated
 from ci.models.compiler_errors import explain_error
 from ci.models.exported import NoDigest
-from ci.models.factory import copy_sample, find, is_quantized, refuse_halves, require_float32, run_copied
+from ci.models.factory import find
+from ci.models.inference import copy_sample, run_copied
+from ci.models.model_checks import is_quantized, refuse_halves, require_float32
 from ci.models.user_model import BadFactory
 from ci.operators.partition import module_path
 from ci.suite.accuracy import Pair, Unusable, compare_with_slices

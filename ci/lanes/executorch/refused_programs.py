@@ -14,7 +14,8 @@ from torch.fx import GraphModule, Node
 from ci.lanes.executorch.export import Failed
 from ci.lanes.executorch.quantization import kind_of
 from ci.models.compiler_errors import known_of
-from ci.models.factory import computed_weights, refuse_computed, where_input_changes
+from ci.models.inference import where_input_changes
+from ci.models.model_checks import computed_weights, refuse_computed
 from ci.models.model_lines import place_in_words
 from ci.operators import CpuOperator
 from ci.operators.partition import DELEGATE, called_delegate, operator_name

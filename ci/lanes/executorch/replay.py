@@ -32,7 +32,7 @@ from ci.lanes.executorch.lower import lowered_module
 from ci.lanes.executorch.quantization import Patterns, prepared_model
 from ci.lanes.executorch.raised_step import step_that_raised
 from ci.models.compiler_errors import CompilerStep, compiler_step
-from ci.models.factory import run_copied
+from ci.models.inference import run_copied
 
 RUNS = 40
 """A model runs this often: once after each step that changes its graph."""

@@ -52,8 +52,8 @@ from ci.lanes.executorch.quantization import quantize
 from ci.lanes.executorch.quantization import score_groups as scores_of
 from ci.lanes.executorch.replay import replay
 from ci.lanes.executorch.upstream_report import report
-from ci.models.factory import is_quantized
 from ci.models.inputs import order_files
+from ci.models.model_checks import is_quantized
 from ci.models.untouched import remember_libraries, users_modules
 from ci.models.user_model import BadFactory
 from ci.operators.faults import effect_db, faults_in

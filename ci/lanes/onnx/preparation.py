@@ -147,7 +147,7 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
 
 def _export_model(order: OnnxOrder, count: int | None) -> tuple[Path, Divided, Notes]:
     """Export what the case's factory makes, and return the file, its samples, and notes for the author."""
-    from ci.models.factory import inputs_named
+    from ci.models.model_samples import inputs_named
 
     case = order.case
     assert case.factory is not None
@@ -201,7 +201,7 @@ def _only_sample(sample: Sample) -> Divided:
 def export_file(request: ExportToFile) -> ExportedFile:
     """Write a PyTorch model as an .onnx, and a file for each sample, of the user or of the model's own
     function."""
-    from ci.models.factory import inputs_named
+    from ci.models.model_samples import inputs_named
 
     into = Path(request.into)
     model, subject = provider.export(

@@ -393,8 +393,8 @@ def _export_module(dotted: str, subject: Any, path: Path, opset: int, own_names:
     import torch
 
     from ci.models.compiler_errors import explain_error
-    from ci.models.factory import require_float32
     from ci.models.mistakes import parameters_of
+    from ci.models.model_checks import require_float32
 
     sample = subject.sample(0)
     names = parameters_of(subject.model.forward) if own_names else ()
