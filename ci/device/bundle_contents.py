@@ -24,8 +24,8 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ANDROID, WINDOWS, Selection, profile_flags
 from provisioning.dist import LIBRARIES, RUNNER
-from provisioning.environment import DEVICE_DIRECTORIES, DEVICE_DSP_DIRECTORIES
 from provisioning.manifest import Soc
+from provisioning.stage_variables import DEVICE_DIRECTORIES, DEVICE_DSP_DIRECTORIES
 
 BACKEND = "libqnn_executorch_backend.so"
 ONLINE = "libQnnHtpPrepare.so"

@@ -23,8 +23,8 @@ from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import ANDROID, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.dist import BUNDLES, RUNNER
-from provisioning.environment import DEVICE_DIRECTORIES
 from provisioning.manifest import load_socs, soc_named
+from provisioning.stage_variables import DEVICE_DIRECTORIES
 
 _TAIL = 5
 

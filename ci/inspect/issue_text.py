@@ -22,8 +22,8 @@ from provisioning.base.rendering import LOG, errors_of
 from provisioning.base.settings import DEFAULT_PROFILE, project, store_path
 from provisioning.build_ids import build_ids
 from provisioning.components import QNN_SDK
-from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
+from provisioning.stage_variables import HOST_LIBRARIES
 
 LINES, BEFORE = 200, 60
 FINDINGS = 10

@@ -25,9 +25,10 @@ from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.build_ids import build_ids, version_in
 from provisioning.components import ELFSIGNER
 from provisioning.elf import version_key
-from provisioning.environment import Environment, Root
+from provisioning.environment import Environment
 from provisioning.manifest import load_profile, load_socs, soc_named
 from provisioning.sources import Version
+from provisioning.stage_variables import Root
 
 
 class NeededLibrary(Model):

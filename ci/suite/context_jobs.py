@@ -23,7 +23,7 @@ from ci.suite.judged_samples import JudgedSamples
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.rendering import plural
-from provisioning.environment import HOST_LIBRARIES
+from provisioning.stage_variables import HOST_LIBRARIES
 
 if TYPE_CHECKING:
     from ci.models.inputs import Array, Sample

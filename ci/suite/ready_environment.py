@@ -23,8 +23,9 @@ from provisioning.base.settings import BUILDS_TREE, DEFAULT_TARGET, Selection, p
 from provisioning.base.stage_run import RAN_WITH, require_stage
 from provisioning.build_ids import build_ids
 from provisioning.dist import description_of
-from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
+from provisioning.environment import Environment, resolve, selecting_flags
 from provisioning.executorch import PYTHON_PATH, Executorch
+from provisioning.stage_variables import HOST_LIBRARIES
 
 EXECUTORCH = "executorch"
 """The name of the package, and of the report's metric that says which one ran."""

@@ -13,8 +13,8 @@ from provisioning.base.findings import Metric, Report
 from provisioning.base.settings import Selection
 from provisioning.build_ids import build_ids
 from provisioning.components import QNN_SDK
-from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile
+from provisioning.stage_variables import HOST_LIBRARIES
 from provisioning.store import Store
 
 HOST = frozenset({"x86_64-linux"})

@@ -23,9 +23,10 @@ from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.build_ids import build_ids, version_in
 from provisioning.components import QNN_SDK
-from provisioning.environment import HOST_LIBRARIES, resolve
+from provisioning.environment import resolve
 from provisioning.known_faults import FIGURES, MANIFEST, SCRIPTS, Fault
 from provisioning.python_environments import PythonEnvironments, environments_folder
+from provisioning.stage_variables import HOST_LIBRARIES
 
 WORDS = {"gone": 0, "still": 1, "changed": 2}
 """What a script's last line begins with, and its exit code."""

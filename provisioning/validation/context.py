@@ -32,10 +32,11 @@ from provisioning.components import (
 )
 from provisioning.elf import Elf, Loading, load_all
 from provisioning.elf_damage import HOLE, damaged_name, hole_in_code
-from provisioning.environment import HOST_LIBRARIES, Environment, Note, Root, resolve
+from provisioning.environment import Environment, resolve
 from provisioning.executorch import PROFILES_WHEEL, Executorch
 from provisioning.manifest import Component, Profile, Soc, load_profile, soc_named
 from provisioning.qnn_libraries import Library, System, libraries_in, table
+from provisioning.stage_variables import HOST_LIBRARIES, Note, Root
 from provisioning.store.inventory import differences_by_content, files_of_release, is_composed, walk
 from provisioning.store.own_trees import changed_content
 from provisioning.validation.compiler_probe import Answer, ask

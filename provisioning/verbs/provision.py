@@ -273,8 +273,9 @@ def _no_archive(file: Path, archives: Sequence[tuple[str, Archive]]) -> UsageErr
 
 
 def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
-    from provisioning.environment import Note, users_own
+    from provisioning.environment import users_own
     from provisioning.own_installation import adopt
+    from provisioning.stage_variables import Note
 
     notes: list[Note] = []
     own = users_own(name, selection.store, environ, notes)

@@ -25,7 +25,7 @@ from lab.operators.cells import ALONE
 from lab.operators.tried import LAYERS_LOSE
 from lab.operators.value_cases import CHAIN, ValueCase, cases, chains
 from provisioning.base.settings import ROOT
-from provisioning.environment import HOST_LIBRARIES
+from provisioning.stage_variables import HOST_LIBRARIES
 from tests.support.sdk import sdk_root
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]

@@ -24,7 +24,7 @@ from ci.suite.judged_samples import JudgedSamples, SampleFacts, digest_of_files,
 from ci.suite.model_outputs import ModelOutputs
 from provisioning.base.settings import DEFAULT_SOC, ROOT
 from provisioning.build_ids import build_ids
-from provisioning.environment import HOST_LIBRARIES
+from provisioning.stage_variables import HOST_LIBRARIES
 from tests.support.hub import OTHER_PHONE, PHONE, TOKEN, Play, StandIn, stand_in
 from tests.support.runner import Home, dist, home, programs, runner_reports
 from tests.support.sdk import qnn_environment, sdk_root

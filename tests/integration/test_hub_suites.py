@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime_qnn
 import pytest
 
-from provisioning.environment import HOST_LIBRARIES
+from provisioning.stage_variables import HOST_LIBRARIES
 from tests.support.hub import OTHER_PHONE, Play, stand_in
 from tests.support.sdk import sdk_root
 from tests.support.typed import typed

@@ -17,8 +17,8 @@ from provisioning.base.findings import Metric, Outcome, Report, Severity
 from provisioning.base.guard import guard
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
+from provisioning.stage_variables import HOST_LIBRARIES
 from provisioning.validation.compiler_probe import Answer
 
 

@@ -15,7 +15,7 @@ from lab.compat.stage import STEPS, load_measured
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
 from provisioning.build_ids import build_ids
 from provisioning.dist import OURS, RUNNER
-from provisioning.environment import HOST_LIBRARIES
+from provisioning.stage_variables import HOST_LIBRARIES
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
 

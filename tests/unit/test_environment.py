@@ -12,9 +12,10 @@ from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
 from provisioning.dist import BuiltFrom, describe
-from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
+from provisioning.environment import Environment, resolve
 from provisioning.manifest import Component
 from provisioning.source_tree import TreeState
+from provisioning.stage_variables import DEVICE_DSP_DIRECTORIES
 from provisioning.store import Tree, trees
 from provisioning.store.inventory import Difference
 from tests.support.sdk_archives import tree_at

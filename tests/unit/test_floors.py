@@ -57,6 +57,7 @@ OF_PROVISIONING = (
     {"executorch_chips", "licences", "python_environments", "qnn_libraries"},
     {"store"},
     {"executorch"},
+    {"stage_variables"},
     {"environment"},
     {"validation"},
     {"verbs", "__main__"},

@@ -26,7 +26,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
-from provisioning.environment import HOST_LIBRARIES
+from provisioning.stage_variables import HOST_LIBRARIES
 from tests.support.environments import NDK, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.examples import example
 from tests.support.scripts import script

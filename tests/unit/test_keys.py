@@ -41,7 +41,7 @@ from ci.work.request import NOTHING, key_of, sent_request
 from ci.work.results import CachedResults
 from provisioning import known_faults
 from provisioning.base.settings import Selection
-from provisioning.environment import HOST_LIBRARIES
+from provisioning.stage_variables import HOST_LIBRARIES
 from tests.support.lowering import QNN, compiled_as, make_program
 from tests.support.onnx_suites import write_suite
 from tests.support.scripts import script

@@ -14,8 +14,9 @@ from ci.signing.verb import SIGN_LPAI
 from provisioning import qnn_libraries
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.guard import guard
-from provisioning.environment import Environment, Root
+from provisioning.environment import Environment
 from provisioning.manifest import load_socs
+from provisioning.stage_variables import Root
 from tests.support import chains, hexagon_sdk
 from tests.support.elves import AARCH64, X86_64, Library
 from tests.support.skels import Skel

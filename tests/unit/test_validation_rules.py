@@ -16,10 +16,10 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.build_ids import version_in
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.dist import BuiltFrom, describe, description_of
-from provisioning.environment import Note
 from provisioning.executorch import Executorch
 from provisioning.manifest import load_profile, soc_named
 from provisioning.source_tree import state_of
+from provisioning.stage_variables import Note
 from provisioning.store import Store
 from provisioning.store.inventory import definition_of
 from provisioning.validation import Result, State, catalogue, check

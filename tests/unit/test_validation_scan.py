@@ -16,8 +16,9 @@ import pytest
 from provisioning.base.findings import Severity
 from provisioning.base.settings import TARGETS, Selection
 from provisioning.elf_damage import HOLE
-from provisioning.environment import Environment, Root
+from provisioning.environment import Environment
 from provisioning.qnn_libraries import libraries_in
+from provisioning.stage_variables import Root
 from provisioning.validation import State, check, rules_named
 from provisioning.validation.compiler_probe import ask, understand
 from provisioning.validation.context import Context, gather

@@ -70,10 +70,10 @@ from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
-from provisioning.environment import HOST_LIBRARIES
 from provisioning.executorch import PROFILES_WHEEL, Executorch
 from provisioning.executorch_chips import chip_instead, installed_chips
 from provisioning.manifest import load_socs, soc_named
+from provisioning.stage_variables import HOST_LIBRARIES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
