@@ -140,8 +140,8 @@ def _choose_named_tree(
     for candidate in candidates:
         if candidate.build and is_same_folder(candidate.build.tree, tree):
             return candidate
-    others = [f"; what is built is of {candidate.build}" for candidate in candidates if candidate.build]
-    message = f"{variable}={value} is not built for this machine{''.join(others[:1])}"
+    builds = [f"; what is built is of {candidate.build}" for candidate in candidates if candidate.build]
+    message = f"{variable}={value} is not built for this machine{''.join(builds[:1])}"
     return Executorch(refused=message, fix=Fix("{}; {} takes the profile's wheel", build_command, BY_WORD))
 
 

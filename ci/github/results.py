@@ -83,12 +83,11 @@ def unpack_if_named(archive: Path, key: str, top: Path) -> Unpacked:
     if archive.is_symlink() or not archive.is_file() or hash_file(archive) != name[1]:
         _warn("the restored results are not those that the default branch saved: none is used")
         return Unpacked()
-    taken = unpack_results(archive, top)
-    if taken.problem or taken.refused:
-        _warn(
-            f"of the restored results {taken.refused} are damaged, {taken.problem or 'the others are used'}"
-        )
-    return taken
+    unpacked = unpack_results(archive, top)
+    if unpacked.problem or unpacked.refused:
+        problem = unpacked.problem or "the others are used"
+        _warn(f"of the restored results {unpacked.refused} are damaged, {problem}")
+    return unpacked
 
 
 def give_results(environ: Mapping[str, str]) -> int:
@@ -106,10 +105,10 @@ def collect_results(environ: Mapping[str, str]) -> int:
         top = Path(folder)
         unpack_if_named(workspace / RESTORED / FILE, environ.get("QNN_CI_RESULTS", ""), top)
         for archive in sorted((workspace / USED_BY_JOBS).glob(f"*/{FILE}")):
-            taken = unpack_results(archive, top)
-            if taken.problem or taken.refused:
-                name = escape_line(archive.parent.name)
-                _warn(f"{name}: {taken.refused} damaged results, {taken.problem or 'the others are saved'}")
+            unpacked = unpack_results(archive, top)
+            if unpacked.problem or unpacked.refused:
+                name, problem = escape_line(archive.parent.name), unpacked.problem or "the others are saved"
+                _warn(f"{name}: {unpacked.refused} damaged results, {problem}")
         # actions/cache saves the path that it restored, and no other.
         shutil.rmtree(workspace / RESTORED, ignore_errors=True)
         archive = workspace / RESTORED / FILE

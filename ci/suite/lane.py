@@ -201,8 +201,8 @@ def _judge(lane: Lane[P, L], plan: L, results: Results, stage_report: _StageRepo
     verdicts: dict[str, Verdict] = {}
     for program in lane.suites.own(plan.programs):
         own_results = results_of_program(program, results)
-        given = [judgement.verdict(plan, program, own_results) for judgement in judgements]
-        if verdict := _join_verdicts(given):
+        by_judgement = [judgement.verdict(plan, program, own_results) for judgement in judgements]
+        if verdict := _join_verdicts(by_judgement):
             verdicts[program.name] = verdict
     report(stage, lane.suites, plan, verdicts, results)
     for judgement in judgements:

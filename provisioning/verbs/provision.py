@@ -244,15 +244,15 @@ def _files_of(components: Mapping[str, Component], files: Sequence[Path]) -> dic
         for part in component.parts
         if isinstance(part.source, Archive)
     ]
-    given: dict[str, dict[Archive, Path]] = {}
+    files_by_component: dict[str, dict[Archive, Path]] = {}
     for file in files:
         _require_file(file)
         fitting = [row for row in archives if row[1].name == file.name] or archives
         if len(fitting) != 1:
             raise _no_archive(file, archives)
         ((name, source),) = fitting
-        given.setdefault(name, {})[source] = file
-    return given
+        files_by_component.setdefault(name, {})[source] = file
+    return files_by_component
 
 
 def _require_file(file: Path) -> None:
