@@ -17,7 +17,7 @@ from ci.explain.torch_values import Passing, Tensors, values_of
 from ci.lanes.executorch.export import ChipModel
 from ci.lanes.executorch.orders import JudgedRange, OutsideRange, RangeRequest, SecondComparison
 from ci.lanes.executorch.quantization import prepared_model
-from ci.models.factory import run_copied
+from ci.models.inference import run_copied
 from ci.models.inputs import Array
 from ci.suite.accuracy import Pair, compare_with_slices
 from ci.suite.figures import CLEARLY_DB
