@@ -16,8 +16,9 @@ MEMORY, MEMORY_A_BYTE = 1 << 30, 3
 """Bytes that reading a file may take: libraries hold a content up to three times."""
 SECONDS, BYTES_A_SECOND = 20.0, 50 << 20
 """Seconds are of the processor, so that a busy machine changes nothing. Reading takes a tenth of them."""
-SOON = 0.01
-"""A refusal that was lost is raised again after this many seconds."""
+AGAIN = 0.1
+"""The refusal is raised again after as many seconds each time: Python may have dropped it, or somewhere below
+any error counts as damage of one part."""
 
 # Control characters except tab and newline, the C1 range, direction marks, lone surrogates, and what else XML
 # cannot hold.
@@ -69,10 +70,8 @@ def limit_work(size: int, refusal: ToolkitError) -> Iterator[None]:
     def refuse(*_: object) -> None:
         raise refusal
 
-    def note_lost(lost: sys.UnraisableHookArgs) -> None:
-        if lost.exc_value is refusal:
-            signal.setitimer(signal.ITIMER_PROF, SOON, 1)
-        else:
+    def hide_lost(lost: sys.UnraisableHookArgs) -> None:
+        if lost.exc_value is not refusal:
             hook(lost)
 
     status = Path("/proc/self/status").read_text(encoding="utf-8")
@@ -81,11 +80,10 @@ def limit_work(size: int, refusal: ToolkitError) -> Iterator[None]:
     own = usage + MEMORY + MEMORY_A_BYTE * size
     most = min(limit for limit in (own, *limits) if limit != resource.RLIM_INFINITY)
     handler = signal.signal(signal.SIGPROF, refuse)
-    # Python drops what is raised in a finalizer or while garbage is collected: the refusal is raised again.
-    hook, sys.unraisablehook = sys.unraisablehook, note_lost
+    # Python drops and prints what is raised in a finalizer or while garbage is collected.
+    hook, sys.unraisablehook = sys.unraisablehook, hide_lost
     resource.setrlimit(resource.RLIMIT_DATA, (most, limits[1]))
-    # Again each second: somewhere below, any error may count as damage of one part.
-    signal.setitimer(signal.ITIMER_PROF, SECONDS + size / BYTES_A_SECOND, 1)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS + size / BYTES_A_SECOND, AGAIN)
     try:
         yield
     except MemoryError as error:

@@ -47,7 +47,7 @@ from tests.support.zips import STORED, Item, build, deflated, folder, link
 
 SECONDS, MEMORY = 0.2, 256 << 20
 MOST_SECONDS = 3
-"""What is done beside, and a second more where the first refusal counts as damage of one part."""
+"""What is done beside, and a tenth of a second more for each refusal that counts as damage of one part."""
 
 Content = bytes | Callable[[Path], bytes]
 """Or what makes it in a folder, where that takes long: all workers of a run import this page."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import subprocess
 import sys
@@ -81,6 +82,19 @@ def test_work_ends_soon_if_its_time_is_over_where_python_cannot_raise(
         compute(5)
     assert time.process_time() - began < 0.5
     assert capfd.readouterr().err == ""
+
+
+def test_work_that_takes_the_refusal_for_the_damage_of_a_part_ends_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(foreign, "SECONDS", 0.02)
+    began = time.process_time()
+    with pytest.raises(CheckFailed), limit_work(0, CheckFailed("too long")):
+        for _ in range(3):
+            with contextlib.suppress(CheckFailed):
+                compute(5)
+        compute(5)
+    assert time.process_time() - began < 1
 
 
 def test_other_errors_that_python_cannot_raise_are_shown_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
