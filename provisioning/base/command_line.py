@@ -206,6 +206,7 @@ def _parser(program: str, name: str, verb: Verb) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.configure(parser)
+    answer.add_parser(parser)
     return parser
 
 
@@ -215,7 +216,5 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     for variable in PATHS:
         if value := os.environ.get(variable):
             os.environ[variable] = str(user_path(value, variable, started_in))
-    parser = _parser(program, name, verb)
-    answer.add_parser(parser)
-    args = parser.parse_args(argv)
+    args = _parser(program, name, verb).parse_args(argv)
     return module_of(verb).run(args)

@@ -89,7 +89,12 @@ class Parser(argparse.ArgumentParser):
                 return UsageError(message, fix=fix)
             return UnknownName(message, match[1], names)
         if match := re.search(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w-]*)", message):
-            fix = self._explain_flag(match[1]) or self._near_flags(match[1]) or self._leave_flag_out(match[1])
+            if fix := self._explain_flag(match[1]):
+                return UsageError(message, fix=fix)
+            near = self._near_flags(match[1])
+            if len(near) == 1 and (one := UnknownName(message, match[1], near)).near:
+                return one
+            fix = f"did you mean {', '.join(near)}?" if near else self._leave_flag_out(match[1])
             return UsageError(message, fix=fix)
         if values := re.search(r"unrecognized arguments: (.+)", message):
             return UsageError(message, fix=self._explain_values(values[1].split(" ")) or unknown.fix)
@@ -110,8 +115,8 @@ class Parser(argparse.ArgumentParser):
         unknown = [flag for flag in flags if flag not in self._option_string_actions]
         return f"; unrecognized arguments: {' '.join(unknown)}" if unknown else ""
 
-    def _near_flags(self, flag: str) -> str:
-        """Return the flags that may be meant by one that is not there; empty if none is near."""
+    def _near_flags(self, flag: str) -> list[str]:
+        """Return the flags that may be meant by one that is not there."""
         from difflib import get_close_matches
 
         by_name = {name.lstrip("-"): name for name in self._flags() if name not in ("-h", "--help")}
@@ -121,7 +126,7 @@ class Parser(argparse.ArgumentParser):
         swapped = [name for name in by_name if sorted(name) == sorted(word)]
         cutoff = NEAR if len(word) > SHORT else NEAR_SHORT
         near = begun or swapped[:1] or get_close_matches(word, by_name, n=1, cutoff=cutoff)
-        return f"did you mean {', '.join(by_name[name] for name in near)}?" if near else ""
+        return [by_name[name] for name in near]
 
     def _like_a_flag(self, flag: str) -> str:
         """Name the value behind this flag that argparse takes for another flag."""

@@ -106,6 +106,10 @@ ADVICE = {
 """What to do for flags that no verb has."""
 
 ANSWERS = {
+    ("adopt", "--repo"): Fix(
+        "it writes into the repository in which it is typed: cd FOLDER && {}", ("adopt",)
+    ),
+    ("chips", "--soc"): Fix("name the chip by itself: {}", ("chips", "SM8750")),
     ("test_upstream", "--suite"): Fix("name ExecuTorch's suite by itself: {}", ("test_upstream", "delegate")),
     ("example", "--output"): Fix("it writes where it is typed: mkdir -p DIR && cd DIR && {}", ("example",)),
 }

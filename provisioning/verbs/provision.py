@@ -260,7 +260,7 @@ def _require_file(file: Path) -> None:
         fix = "an unpacked SDK is used as it is: export QNN_SDK_ROOT, ANDROID_NDK_ROOT or HEXAGON_SDK_ROOT"
         raise UsageError(f"--from {file}: expected an archive, found a folder", fix=fix)
     if not file.is_file():
-        raise UsageError(f"--from {file}: there is no such file")
+        raise UsageError(f"--from {file}: there is no such file", fix="name the archive as it was downloaded")
 
 
 def _no_archive(file: Path, archives: Sequence[tuple[str, Archive]]) -> UsageError:

@@ -152,6 +152,8 @@ WRONG = {
     "run_device net.json": "a record",
     "compile net.py:make --sok SM8750 -o out": "did you mean --soc",
     "compile make -o out": "net.py:make",
+    "adopt --repo there": "cd FOLDER",
+    "chips --soc SM8750": "chips -- SM8750",
     "test_upstream --suite delegate": "test_upstream -- delegate",
     "store gc --results-gb 5": "QNN_CI_RESULTS_GB",
     "wrap net.onnx -o net.pte": "-- {}/net.onnx -o out",
