@@ -18,8 +18,8 @@ import pytest
 from provisioning.base.settings import ROOT
 
 FLAG = "--changed"
-STARTED, SECONDS = time.monotonic(), 24.0
-"""So long after the start a test may begin; the last ones take some seconds more."""
+STARTED, SECONDS = time.monotonic(), 18.0
+"""So long after the start a test may begin; the last ones take some ten seconds more."""
 MOST_FILES = 16
 """Collecting a file of tests takes a third of a second."""
 TESTS = ("tests/unit", "tests/conformance", "tests/lab", "tests/integration")
