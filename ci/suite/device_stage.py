@@ -16,7 +16,7 @@ from ci.models.inputs import Sample
 from ci.suite.accepted import Recorded
 from ci.suite.accuracy import Unusable
 from ci.suite.context_jobs import DeviceWanted, NotOneContext, PreparedJob, prepare_job
-from ci.suite.contexts import ContextRun, RunContexts
+from ci.suite.contexts import ContextOutcome, ContextRun, RunContexts
 from ci.suite.device_judgement import (
     DeviceJudgement,
     RanOn,
@@ -34,7 +34,7 @@ from ci.suite.programs import P, Suites
 from ci.suite.stage import MeasuredValues, Verdict
 from ci.work import Failure, Result
 from provisioning.base.commands import Fix
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.option_fields import option_words
@@ -124,6 +124,7 @@ def _hosted_results(
                 results[name] = Result(failure=Failure("not-run", error.message, error.fix))
         jobs = [prepared.job for prepared in prepared_jobs.values()]
         outcomes = hosted.run(jobs, logs) if jobs else {}
+        _require_service(outcomes)
     for name, prepared in prepared_jobs.items():
         outcome = outcomes[name]
         if isinstance(outcome, Failure):
@@ -133,6 +134,16 @@ def _hosted_results(
         outputs = partial(prepared.read_outputs, outcome.outputs, ready[name].samples.emulated)
         results[name] = _judge(name, ready[name], outputs, ran_on, OF_HUB)
     return results
+
+
+def _require_service(outcomes: Mapping[str, ContextOutcome]) -> None:
+    """Raise the error that kept all programs from devices, such as a service that is down: it says nothing of
+    the programs."""
+    failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
+    codes = {failure.exit_code for failure in failures}
+    if len(failures) == len(outcomes) and len(codes) == 1 and CheckFailed.exit_code not in codes:
+        first = failures[0]
+        raise ToolkitError(first.message, fix=first.fix, exit_code=first.exit_code)
 
 
 def ran_on_hub(run: ContextRun) -> RanOn:

@@ -46,17 +46,17 @@ PHONE = str(OTHER_PHONE["name"])
 class Stage:
     """The stage as it is typed, and its report."""
 
-    def __init__(self, folder: Path, name: str, *flags: str) -> None:
+    def __init__(self, folder: Path, name: str, *flags: str, **plays: Any) -> None:
         hub_folder, reports = folder / "hub", folder / "reports"
         hub_folder.mkdir()
-        with stand_in(hub_folder, Play(libraries=str(EMULATORS[name]()))) as hub:
+        with stand_in(hub_folder, Play(libraries=str(EMULATORS[name]()), **plays)) as hub:
             environ = {**os.environ, **hub.environ, "QNN_SDK_ROOT": str(sdk_root())}
             words = (name, "--on", "aihub", "--device", PHONE, "--store", str(folder / "store"))
             done = typed(*words, "--reports", str(reports), *flags, env=environ, timeout=3600)
             self.jobs = hub.requests("POST jobs")
         self.code, self.printed = done.returncode, done.stdout + done.stderr
         self.report: Any = json.loads((reports / f"{name}.json").read_text(encoding="utf-8"))
-        self.rows = self.report["metrics"]["programs"]
+        self.rows = self.report["metrics"].get("programs", {})
 
     @property
     def not_run(self) -> set[str]:
@@ -75,6 +75,14 @@ def test_a_suite_that_agrees_to_uploads_is_equal_to_the_emulator_to_the_bit(
     (row,) = stage.rows.values()
     assert row["against_emulator"]["equal"] == 1 and row["ran_on"]["device"] == PHONE
     assert stage.jobs == 1
+
+
+@pytest.mark.whole
+def test_a_service_that_is_down_is_the_networks_fault_and_no_programs(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.toml"
+    suite.write_text(SUITE, encoding="utf-8")
+    down = Stage(tmp_path, "test_onnx_device", "--suite", str(suite), refused={"POST jobs": (503, "down")})
+    assert down.code == 4 and "same command" in down.printed
 
 
 @pytest.mark.whole
