@@ -20,27 +20,46 @@ if TYPE_CHECKING:
 _EXECUTED = 1
 """PF_X of a segment's flags."""
 
+_EXECUTED_SECTION = 4
+"""SHF_EXECINSTR of a section's flags."""
+
 _TABLES = ("DT_STRTAB", "DT_SYMTAB", "DT_GNU_HASH", "DT_HASH", "DT_VERNEED")
 
 
-HOLE = 4096
-"""A block of a disk. QNN's libraries have at most 3856 zeros in a row in their code, in skels alone, and
-402 bytes 0xff, as erased flash has."""
+HOLE_IN_SECTION = 256
+"""In sections of code QNN's libraries for x86, Arm and Hexagon have at most 61 zeros in a row, and 8 bytes
+0xff, as erased flash has (80 libraries of QNN 2.37, 2.49 and 2.51)."""
+HOLE_IN_SEGMENT = 4096
+"""Segments of code have headers and tables, too: at most 3888 zeros in a row."""
 
 
-def hole_in_code(path: Path) -> int | None:
-    """Where a block of zeros or of 0xff begins in a library's code; None if there is none."""
+def hole_in_code(path: Path) -> str:
+    """Say where a block of zeros or of 0xff begins in a library's code; empty if there is none."""
     from elftools.elf.elffile import ELFFile
 
     with open_regular(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for segment in ELFFile(stream).iter_segments("PT_LOAD"):
-            begin, size = segment["p_offset"], segment["p_filesz"]
-            if not segment["p_flags"] & _EXECUTED:
-                continue
+        for begin, size, most in _places_of_code(ELFFile(stream)):
             for byte in (b"\0", b"\xff"):
-                if (at := data.find(byte * HOLE, begin, begin + size)) >= 0:
-                    return at
-    return None
+                if (at := data.find(byte * most, begin, begin + size)) >= 0:
+                    return f"its code has one byte {most:,} times in a row from {at:#x}"
+    return ""
+
+
+def _places_of_code(file: ELFFile) -> Iterator[tuple[int, int, int]]:
+    """Yield where code begins, its size, and how often one byte in a row is damage there."""
+    from elftools.common.exceptions import ELFError
+    from elftools.construct import ConstructError
+
+    try:
+        for section in file.iter_sections("SHT_PROGBITS"):
+            if section["sh_flags"] & _EXECUTED_SECTION:
+                yield section["sh_offset"], section["sh_size"], HOLE_IN_SECTION
+    except (ELFError, ConstructError, struct.error, ValueError):
+        # Loaders do not read sections, so what is wrong with them is no damage.
+        pass
+    for segment in file.iter_segments("PT_LOAD"):
+        if segment["p_flags"] & _EXECUTED:
+            yield segment["p_offset"], segment["p_filesz"], HOLE_IN_SEGMENT
 
 
 def damaged_name(path: Path) -> str | None:

@@ -31,7 +31,7 @@ from provisioning.components import (
     metadata_text,
 )
 from provisioning.elf import Elf, Loading, load_all
-from provisioning.elf_damage import HOLE, damaged_name, hole_in_code
+from provisioning.elf_damage import damaged_name, hole_in_code
 from provisioning.environment import Environment, resolve
 from provisioning.executorch import PROFILES_WHEEL, Executorch
 from provisioning.manifest import Component, Profile, Soc, load_profile, soc_named
@@ -219,8 +219,7 @@ def _damage(library: Path) -> str:
     name = damaged_name(library)
     if name is not None:
         return f"the name of a symbol or version does not fit its hash: {name[:100]!r}"
-    hole = hole_in_code(library)
-    return "" if hole is None else f"its code has one byte {HOLE:,} times in a row from {hole:#x}"
+    return hole_in_code(library)
 
 
 def read_tree(

@@ -8,12 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from provisioning import qnn_libraries
 from provisioning.build_ids import build_ids
 from provisioning.components import Identity, identity_of
 from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, load_all, read, read_stream
-from provisioning.elf_damage import HOLE, damaged_name, hole_in_code
+from provisioning.elf_damage import HOLE_IN_SECTION, HOLE_IN_SEGMENT, damaged_name, hole_in_code
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library
 from tests.support.windows import dll
 
@@ -97,7 +98,8 @@ def test_a_changed_byte_in_a_name_of_a_symbol_or_a_version_shows_by_its_hash(
 
 
 @pytest.mark.parametrize(
-    ("number", "is_code", "is_hole"), [(HOLE, True, True), (HOLE - 1, True, False), (HOLE, False, False)]
+    ("number", "is_code", "is_hole"),
+    [(HOLE_IN_SEGMENT, True, True), (HOLE_IN_SEGMENT - 1, True, False), (HOLE_IN_SEGMENT, False, False)],
 )
 @pytest.mark.parametrize("byte", [b"\0", b"\xff"])
 def test_a_lost_block_in_code_shows(
@@ -106,7 +108,20 @@ def test_a_lost_block_in_code_shows(
     content = b"\1" + byte * number + b"\1"
     library = Library(content=content, writable_code=is_code).write(tmp_path / "lib.so")
     place = library.read_bytes().index(content) + 1
-    assert hole_in_code(library) == (place if is_hole else None)
+    assert (f"{place:#x}" in hole_in_code(library)) is is_hole
+
+
+def test_a_smaller_lost_block_shows_in_a_section_of_code(tmp_path: Path) -> None:
+    library, source = tmp_path / "lib.so", tmp_path / "lib.c"
+    source.write_text("\n".join(f"int add_{n}(int x) {{ return x * {n} + {n}; }}" for n in range(99)))
+    subprocess.run(["g++", "-x", "c", str(source), "-shared", "-fPIC", "-o", str(library)], check=True)
+    assert hole_in_code(library) == ""
+    content = bytearray(library.read_bytes())
+    with library.open("rb") as stream:
+        begin = ELFFile(stream).get_section_by_name(".text")["sh_offset"]
+    content[begin + 200 : begin + 200 + HOLE_IN_SECTION] = bytes(HOLE_IN_SECTION)
+    library.write_bytes(content)
+    assert hole_in_code(library)
 
 
 @pytest.mark.parametrize(("machine", "executable"), [(X86_64, True), (AARCH64, True), (HEXAGON, False)])

@@ -15,7 +15,7 @@ import pytest
 
 from provisioning.base.findings import Severity
 from provisioning.base.settings import TARGETS, Selection
-from provisioning.elf_damage import HOLE
+from provisioning.elf_damage import HOLE_IN_SEGMENT
 from provisioning.environment import Environment
 from provisioning.qnn_libraries import libraries_in
 from provisioning.stage_variables import Root
@@ -208,7 +208,9 @@ def test_a_lost_block_shows_in_a_library_that_no_target_requires(
 ) -> None:
     place = f"lib/{X86}/libQnnGpu.so"
     sdk = write_sdk(tmp_path / "sdk")
-    Library(soname="libQnnGpu.so", content=bytes(HOLE) + b"\1", writable_code=True).write(sdk / place)
+    Library(soname="libQnnGpu.so", content=bytes(HOLE_IN_SEGMENT) + b"\1", writable_code=True).write(
+        sdk / place
+    )
     (context,) = gather(selection, {"QNN_SDK_ROOT": str(sdk)}, asks_compiler=False)
     assert list(context.damages) == [place]
 
