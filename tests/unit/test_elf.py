@@ -118,7 +118,9 @@ def test_a_smaller_lost_block_shows_in_a_section_of_code(tmp_path: Path) -> None
     assert hole_in_code(library) == ""
     content = bytearray(library.read_bytes())
     with library.open("rb") as stream:
-        begin = ELFFile(stream).get_section_by_name(".text")["sh_offset"]
+        text = ELFFile(stream).get_section_by_name(".text")
+        assert text is not None
+        begin = text["sh_offset"]
     content[begin + 200 : begin + 200 + HOLE_IN_SECTION] = bytes(HOLE_IN_SECTION)
     library.write_bytes(content)
     assert hole_in_code(library)
