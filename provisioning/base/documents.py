@@ -159,11 +159,11 @@ def _example_form(error: ErrorDetails, model: type[BaseModel]) -> str:
     """What to write for a key that is missing or has no possible text; empty where that is not known."""
     from difflib import get_close_matches
 
+    if error["type"] not in ("missing", PATTERN):
+        return ""
     key = str(error["loc"][-1])
     if error["type"] == PATTERN and key == KEY:
         return re.sub(r"[^\w.-]+", "-", error["input"])
-    if error["type"] not in ("missing", PATTERN):
-        return ""
     if error["type"] == PATTERN:
         with_colon = re.sub(r"\.(\w+)$", r":\1", error["input"])
         if re.search(error["ctx"]["pattern"], with_colon):

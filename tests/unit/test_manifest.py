@@ -56,7 +56,7 @@ def loading(tmp_path: Path, text: str) -> ManifestError:
     ("old", "new", "key", "words"),
     [
         ('name = "small"', 'name = "small"\ncolour = "red"', "colour", "no such key"),
-        ("71b75223", "71b7522", "components.qnn-sdk.parts.0.source.archive.sha256", "match pattern"),
+        ("71b75223", "71b7522", "components.qnn-sdk.parts.0.source.archive.sha256", "[0-9a-f]{64}"),
         ("size = 12", 'size = "12"', "components.qnn-sdk.parts.0.source.archive.size", "valid integer"),
         ('version = "2.37.0"\n', "", "components.qnn-sdk.version", "found nothing"),
         ('to = "{file}"', 'to = "{fiel}"', "components.qnn-sdk.parts.0.place.0", "groups of `match`"),
